@@ -1,0 +1,28 @@
+# Both targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 to 3.13).
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: train test format
+
+# Just Cluster It on MyWayHome-Sparse; flags go into ARGS, as in make train ARGS="--seed 2"
+train: .venv/train
+	.venv/bin/python ppo_lstm_jci.py $(ARGS)
+
+test: .venv/test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/python -m pytest -q
+
+format: .venv/test
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.venv/train: requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --requirement requirements.txt
+	touch $@
+
+.venv/test: .venv/train requirements-dev.txt
+	.venv/bin/pip install --quiet --requirement requirements-dev.txt
+	touch $@
