@@ -1,0 +1,168 @@
+"""The folder a run leaves behind: args.json, progress.csv, TensorBoard events and checkpoints that survive a crash."""
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import os
+import pickle
+import platform
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+
+
+def parse_args(args_class, description):
+    """Flags from the command line; with `--resume FOLDER` the run's own args.json gives the defaults."""
+    resume_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    resume_parser.add_argument("--resume")
+    resume = resume_parser.parse_known_args()[0].resume
+    if resume is None:
+        return tyro.cli(args_class, description=description)
+    args_file = Path(resume) / "args.json"
+    if not args_file.is_file():
+        raise SystemExit(f"--resume {resume}: no args.json in it; give the folder of a run, such as runs/NAME.")
+    saved = json.loads(args_file.read_text())["args"]
+    known = {field.name for field in dataclasses.fields(args_class) if field.init}
+    defaults = args_class(**{name: value for name, value in saved.items() if name in known})
+    return tyro.cli(args_class, default=defaults, description=description)
+
+
+class RunFolder:
+    """`log` writes a row to progress.csv and the same numbers to TensorBoard, `save` and `load` keep checkpoints."""
+
+    def __init__(self, args, run_name):
+        self.path = Path(args.resume) if args.resume else Path("runs") / run_name
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.csv_path = self.path / "progress.csv"
+        self.tracker = None
+        if args.track:
+            import wandb
+
+            self.tracker = wandb.init(
+                project=args.wandb_project_name,
+                entity=args.wandb_entity,
+                name=self.path.name,
+                dir=str(self.path),
+                config=vars(args),
+                sync_tensorboard=True,
+                resume="allow" if args.resume else None,
+                id=self.path.name,
+            )
+        about = {
+            "args": vars(args),
+            "command": " ".join(sys.argv),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "gymnasium")},
+            "git_commit": _git_commit(),
+        }
+        _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
+        self.writer = None
+
+    def start_logging(self, global_step):
+        """Opens the logs at `global_step`, dropping what a killed run had written after its last checkpoint."""
+        if self.csv_path.exists():
+            with self.csv_path.open(newline="") as file:
+                rows = list(csv.reader(file))
+            column = rows[0].index("global_step") if rows else 0
+            kept = rows[:1] + [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[column]) <= global_step]
+            _write_atomically(self.csv_path, lambda path: _write_rows(path, kept))
+        self.writer = SummaryWriter(str(self.path), purge_step=global_step + 1 if global_step else None)
+
+    def log(self, metrics, global_step, timings):
+        """`metrics` depend on nothing but the seed and go to both logs; `timings` go to TensorBoard only, so that equal
+        runs have equal progress.csv files."""
+        for tag, value in {**metrics, **timings}.items():
+            if not math.isnan(value):  # nothing to draw before the first episode has ended
+                self.writer.add_scalar(tag, value, global_step)
+        is_new = not self.csv_path.exists()
+        with self.csv_path.open("a", newline="") as file:
+            rows = csv.writer(file)
+            if is_new:
+                rows.writerow(["global_step", *metrics])
+            rows.writerow([global_step, *(f"{value:.6g}" for value in metrics.values())])
+
+    def save(self, state):
+        """Replaces checkpoint.pt in one step and keeps the one before as checkpoint.previous.pt."""
+        current = self.path / "checkpoint.pt"
+        new = self.path / "checkpoint.new.pt"
+        with new.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if current.exists():
+            os.replace(current, self.path / "checkpoint.previous.pt")
+        os.replace(new, current)
+
+    def load(self, device):
+        """The newest checkpoint that can be read."""
+        for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+            file = self.path / name
+            if not file.exists():
+                continue
+            try:
+                return torch.load(file, map_location=device, weights_only=True)
+            except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+                print(f"{file} is damaged ({type(error).__name__}); trying the one before.", file=sys.stderr)
+        raise SystemExit(f"--resume {self.path}: no readable checkpoint in it; start again without --resume.")
+
+    def close(self):
+        self.writer.close()
+        if self.tracker is not None:
+            self.tracker.finish()
+
+
+class StopOnSignal:
+    """Ctrl-C and SIGTERM only set `requested`, so that the training loop stops at a safe place and saves.
+
+    A second Ctrl-C ends the program at once.
+    """
+
+    def __init__(self):
+        self.requested = False
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, signum, frame):
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nStopping: saving a checkpoint first (Ctrl-C again to leave at once).", file=sys.stderr)
+
+
+class Stopwatch:
+    """Seconds spent in the parts of an iteration: `watch.lap("env")` charges the time since the last lap to "env"."""
+
+    def __init__(self):
+        self.seconds = {}
+        self.last = time.perf_counter()
+
+    def lap(self, part):
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.last
+        self.last = now
+
+
+def _git_commit():
+    script_folder = Path(sys.argv[0]).resolve().parent
+    result = subprocess.run(["git", "-C", str(script_folder), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return result.stdout.strip() or None
+
+
+def _write_rows(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _write_atomically(path, write):
+    temporary = path.with_name(path.name + ".new")
+    write(temporary)
+    os.replace(temporary, path)

@@ -1,0 +1,437 @@
+"""PPO with a recurrent policy, learning from the extrinsic reward alone.
+
+This is the learner that all scripts of this folder share. A method of exploration is this file plus the text between
+its `# ---- method: SLOT ----` fences, so `diff ppo_lstm.py ppo_lstm_jci.py` shows Just Cluster It and nothing else.
+
+    python ppo_lstm.py --task dense      # ViZDoom MyWayHome, starting anywhere: the armour is often near
+    python ppo_lstm.py --env memory --num-envs 8 --num-steps 64 --learning-rate 1e-3 --total-timesteps 65536
+
+The second command needs no simulator and about a minute. Docs: docs/ppo_lstm.md
+"""
+
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the game engines
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributions.categorical import Categorical
+from tqdm import tqdm
+
+from common.chained_lstm import chained_lstm
+from common.memory_corridor import MemoryCorridor
+from common.my_way_home import MyWayHome
+from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.video import EpisodeVideos
+from common.visitation import VisitCounts
+
+# ---- method: imports ----
+# ---- end method ----
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of the weights, the policy's samples and the environments"""
+    torch_deterministic: bool = True
+    """ask cuDNN for deterministic kernels"""
+    cuda: bool = True
+    """use a GPU if there is one"""
+    track: bool = False
+    """send the logs to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "just-cluster-it"
+    """the project's name at Weights and Biases"""
+    wandb_entity: Optional[str] = None
+    """the team at Weights and Biases"""
+    capture_video: bool = False
+    """write episodes 1, 8, 27, ..., 1000, 2000, ... of the first environment to the run folder as videos"""
+    save_model: bool = False
+    """write the final weights of the agent to the run folder as agent.pt"""
+    checkpoint_every: int = 10
+    """iterations between two checkpoints"""
+    resume: Optional[str] = None
+    """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
+
+    env: Literal["vizdoom", "memory"] = "vizdoom"
+    """ViZDoom's MyWayHome, or a corridor that needs memory but no simulator"""
+    task: Literal["dense", "sparse", "very-sparse"] = "sparse"
+    """where MyWayHome's player starts: anywhere, far from the armour, farther"""
+    num_envs: Optional[int] = None
+    """parallel environments [default: 32]"""
+
+    total_timesteps: int = 2_000_000
+    """agent steps in all environments together; a step is one decision, four tics of Doom"""
+    learning_rate: float = 1e-4
+    """learning rate of Adam"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    num_steps: int = 256
+    """steps per environment in each rollout"""
+    gamma: float = 0.99
+    """discount"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation"""
+    bootstrap_timeouts: bool = True
+    """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
+    bptt_length: int = 64
+    """steps through which the LSTM is trained"""
+    minibatch_size: int = 256
+    """frames per minibatch, in sequences of bptt-length"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """scale the advantages of a rollout to mean 0 and deviation 1"""
+    clip_coef: float = 0.1
+    """clipping of the policy's ratio"""
+    clip_vloss: bool = True
+    """clip the value's change by clip-coef as well"""
+    ent_coef: float = 0.005
+    """weight of the entropy"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient"""
+    ext_coef: float = 1.0
+    """weight of the extrinsic reward"""
+
+    # ---- method: args ----
+    # ---- end method ----
+
+
+def check(args):
+    """Ends the program with one sentence if flags do not fit together."""
+    num_frames = args.num_envs * args.num_steps
+    for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
+    if args.num_steps % args.bptt_length:
+        sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
+    if args.minibatch_size % args.bptt_length or num_frames % args.minibatch_size:
+        sys.exit(
+            f"--minibatch-size {args.minibatch_size} must be a multiple of --bptt-length {args.bptt_length} and divide "
+            f"num-envs x num-steps = {num_frames}; try --minibatch-size {args.bptt_length}."
+        )
+    if args.total_timesteps < num_frames:
+        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
+
+
+def make_envs(args):
+    """Simulators start at the first reset, so everything that can be refused has been refused by then."""
+    if args.env == "vizdoom":
+        return MyWayHome(args.task, args.num_envs)
+    return MemoryCorridor(args.num_envs)
+
+
+def to_obs(frames, device):
+    """(N, H, W, 3) frames of any size -> (N, 3, 42, 42) uint8"""
+    frames = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    return F.interpolate(frames, (42, 42), mode="bilinear", antialias=True).to(device)
+
+
+def layer_init(layer):
+    """Rows of length 1 in a random direction, as in the authors' code."""
+    nn.init.normal_(layer.weight)
+    layer.weight.data /= layer.weight.data.norm(dim=1, keepdim=True)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, num_actions):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.network = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
+        # the paper's recurrence: both cells see the same 288 features, the second goes on from the first one's state
+        self.lstm_1 = nn.LSTMCell(288, 256)
+        self.lstm_2 = nn.LSTMCell(288, 256)
+        self.actor = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, num_actions)))
+        self.critic = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, 1)))
+
+    def initial_state(self, num_envs, device):
+        return torch.zeros(num_envs, 256, device=device), torch.zeros(num_envs, 256, device=device)
+
+    def get_states(self, x, lstm_state, done):
+        # x (T, N, 3, 42, 42), done (T, N), lstm_state 2 x (N, 256); done[t] empties the state *before* step t
+        frames = x.flatten(0, 1).to(torch.float32, memory_format=torch.channels_last) / 255
+        features = self.network(frames).view(*x.shape[:2], -1)
+        return chained_lstm(features, done, lstm_state, self.lstm_1, self.lstm_2)
+
+    def get_value(self, x, lstm_state, done):
+        hidden, _ = self.get_states(x, lstm_state, done)
+        return self.critic(hidden).squeeze(-1)
+
+    def get_action_and_value(self, x, lstm_state, done, action=None):
+        hidden, lstm_state = self.get_states(x, lstm_state, done)
+        probs = Categorical(logits=self.actor(hidden))
+        if action is None:
+            action = probs.sample()
+        return action, probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1), lstm_state
+
+
+def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
+    """Generalised advantage estimation, all (T, N); next_values[t]: the value of what step t led to, 0 after death."""
+    advantages = torch.zeros_like(rewards)
+    lastgaelam = 0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] - values[t]
+        advantages[t] = lastgaelam = delta + gamma * gae_lambda * (1 - ends[t]) * lastgaelam
+    return advantages
+
+
+# ---- method: modules ----
+# ---- end method ----
+
+
+if __name__ == "__main__":
+    args = parse_args(Args, __doc__)
+    args.num_envs = args.num_envs or 32
+    check(args)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = args.total_timesteps // batch_size
+    num_sequences = batch_size // args.bptt_length
+    sequences_per_minibatch = args.minibatch_size // args.bptt_length
+
+    # TRY NOT TO MODIFY: seeding
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    envs = make_envs(args)
+    agent = Agent(envs.single_action_space.n).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8)
+    method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
+
+    # ---- method: init ----
+    # ---- end method ----
+
+    run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    stop = StopOnSignal()
+    next_frames, infos = envs.reset(seed=args.seed)
+    visits = VisitCounts(envs.cell_size, envs.reachable_cells())
+    videos = EpisodeVideos(run.path / "videos") if args.capture_video else None
+    recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
+    iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
+    if args.resume:
+        checkpoint = run.load(device)
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        visits.load_state_dict(checkpoint["visits"])
+        for name, part in method.items():
+            part.load_state_dict(checkpoint["method"][name])
+        recent_returns.extend(checkpoint["recent_returns"])
+        recent_lengths.extend(checkpoint["recent_lengths"])
+        iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
+        torch.set_rng_state(checkpoint["rng"].cpu())
+        next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
+    run.start_logging(global_step)
+
+    # ALGO LOGIC: storage
+    obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((args.num_steps, args.num_envs), device=device)
+    rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
+    dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
+    values = torch.zeros((args.num_steps, args.num_envs), device=device)
+    final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
+    positions = torch.zeros((args.num_steps, args.num_envs, 2))
+    initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
+    next_obs = to_obs(next_frames, device)
+    next_done = torch.ones(args.num_envs, device=device)
+    next_lstm_state = agent.initial_state(args.num_envs, device)
+    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, dtype=int)
+    progress = tqdm(total=num_iterations * batch_size, initial=global_step, unit=" steps", mininterval=1)
+
+    while True:
+        if iteration % args.checkpoint_every == 0 or iteration == num_iterations or stop.requested:
+            run.save(
+                {
+                    "agent": agent.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "method": {name: part.state_dict() for name, part in method.items()},
+                    "visits": visits.state_dict(),
+                    "recent_returns": list(recent_returns),
+                    "recent_lengths": list(recent_lengths),
+                    "counters": [iteration, global_step, num_episodes, num_goals],
+                    "rng": torch.get_rng_state(),
+                }
+            )
+        if iteration >= num_iterations or stop.requested:
+            break
+
+        watch = Stopwatch()
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (1 - iteration / num_iterations) * args.learning_rate
+
+        final_values.zero_()
+        for step in range(args.num_steps):
+            if stop.requested:
+                break
+            obs[step] = next_obs
+            dones[step] = next_done
+            positions[step] = torch.from_numpy(infos["position"])
+            if step % args.bptt_length == 0:
+                initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
+
+            # ALGO LOGIC: action logic
+            with torch.no_grad():
+                action, logprob, _, value, next_lstm_state = agent.get_action_and_value(
+                    next_obs[None], next_lstm_state, next_done[None]
+                )
+            actions[step], logprobs[step], values[step] = action[0], logprob[0], value[0]
+            watch.lap("policy")
+
+            # TRY NOT TO MODIFY: execute the game
+            next_frames, reward, terminations, truncations, infos = envs.step(action[0].cpu().numpy())
+            ended = terminations | truncations
+            rewards[step] = torch.from_numpy(reward)
+            next_obs = to_obs(next_frames, device)
+            next_done = torch.from_numpy(ended).float().to(device)
+            if args.bootstrap_timeouts and truncations.any():
+                # a time-out is no death: the value of the true last frame, with the LSTM state that led to it
+                final_obs = to_obs(infos["final_obs"], device)
+                with torch.no_grad():
+                    value = agent.get_value(final_obs[None], next_lstm_state, torch.zeros_like(next_done)[None])[0]
+                final_values[step] = value * torch.from_numpy(truncations).to(device)
+
+            # ---- method: step ----
+            # ---- end method ----
+
+            episode_return += reward
+            episode_length += 1
+            if videos:
+                videos.add(next_frames[0], ended[0], infos)
+            if ended.any():
+                visits.add(infos["final_info"]["position"][ended])
+                recent_returns.extend(episode_return[ended].tolist())
+                recent_lengths.extend(episode_length[ended].tolist())
+                num_episodes += int(ended.sum())
+                num_goals += int((episode_return[ended] > 0).sum())
+                episode_return[ended], episode_length[ended] = 0, 0
+            watch.lap("env")
+            progress.update(args.num_envs)
+        if stop.requested:
+            continue  # to the checkpoint; the unfinished rollout is dropped
+        global_step += batch_size
+        iteration += 1
+        visits.add(positions.flatten(0, 1))
+
+        # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
+        ends = torch.cat([dones[1:], next_done[None]])
+        total_rewards = args.ext_coef * rewards
+        # ---- method: reward ----
+        # ---- end method ----
+        watch.lap("bonus")
+
+        # bootstrap value if not done
+        with torch.no_grad():
+            next_value = agent.get_value(next_obs[None], next_lstm_state, next_done[None])
+        next_values = torch.where(ends.bool(), final_values, torch.cat([values[1:], next_value]))
+        advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        advantage_std = advantages.std()
+        if args.norm_adv:
+            # over the whole rollout: a minibatch is four sequences, too few and too alike for a mean of their own
+            advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
+
+        # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
+        def sequences(x):
+            x = x.unflatten(0, (-1, args.bptt_length)).transpose(0, 1)
+            return x.reshape(args.bptt_length, num_sequences, *x.shape[3:])
+
+        b_obs, b_actions, b_logprobs, b_dones = map(sequences, (obs, actions, logprobs, dones))
+        b_advantages, b_returns, b_values = map(sequences, (advantages, returns, values))
+        b_lstm_states = initial_lstm_states.transpose(0, 1).flatten(1, 2)  # (T / L, 2, N, 256) -> (2, S, 256)
+
+        # Optimizing the policy and value network
+        losses = []
+        for epoch in range(args.update_epochs):
+            for mb_inds in torch.randperm(num_sequences).to(device).split(sequences_per_minibatch):
+                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
+                    b_obs[:, mb_inds], tuple(b_lstm_states[:, mb_inds]), b_dones[:, mb_inds], b_actions[:, mb_inds]
+                )
+                logratio = newlogprob - b_logprobs[:, mb_inds]
+                ratio = logratio.exp()
+
+                # Policy loss
+                mb_advantages = b_advantages[:, mb_inds]
+                pg_loss1 = -mb_advantages * ratio
+                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss = torch.max(pg_loss1, pg_loss2).mean()
+
+                # Value loss
+                v_loss = (newvalue - b_returns[:, mb_inds]) ** 2
+                if args.clip_vloss:
+                    v_change = torch.clamp(newvalue - b_values[:, mb_inds], -args.clip_coef, args.clip_coef)
+                    v_loss = torch.max(v_loss, (b_values[:, mb_inds] + v_change - b_returns[:, mb_inds]) ** 2)
+                v_loss = v_loss.mean()
+
+                entropy_loss = entropy.mean()
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+                with torch.no_grad():
+                    # calculate approx_kl http://joschu.net/blog/kl-approx.html
+                    old_approx_kl = (-logratio).mean()
+                    approx_kl = ((ratio - 1) - logratio).mean()
+                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                    if not losses:
+                        first_ratio_error = (ratio - 1).abs().max()  # 0: the update recomputes what the rollout did
+                    losses.append(
+                        torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, grad_norm])
+                    )
+
+        # ---- method: update ----
+        # ---- end method ----
+        watch.lap("update")
+
+        # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
+        loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+        metrics = {
+            "charts/episodic_return": np.mean(recent_returns) if recent_returns else np.nan,
+            "charts/episodic_length": np.mean(recent_lengths) if recent_lengths else np.nan,
+            "charts/success": np.mean([r > 0 for r in recent_returns]) if recent_returns else np.nan,
+            "charts/episodes": num_episodes,
+            "charts/goals": num_goals,
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            **{f"losses/{name}": value.item() for name, value in zip(loss_names, torch.stack(losses).mean(0))},
+            "losses/first_ratio_error": first_ratio_error.item(),
+            "losses/explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
+            "losses/advantage_std": advantage_std.item(),
+            "exploration/unique_cells": visits.unique_cells(),
+            "exploration/coverage": visits.coverage(),
+            "exploration/visitation_entropy": visits.entropy(),
+        }
+        # ---- method: log ----
+        # ---- end method ----
+        seconds = sum(watch.seconds.values())
+        timings = {f"time/{part}": share / seconds for part, share in watch.seconds.items()}
+        timings["charts/SPS"] = batch_size / seconds
+        run.log(metrics, global_step, timings)
+        progress.set_postfix_str(
+            f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, "
+            f"coverage {metrics['exploration/coverage']:.0%}"
+        )
+
+    progress.close()
+    envs.close()
+    run.close()
+    if args.save_model:
+        torch.save(agent.state_dict(), run.path / "agent.pt")
+    print(f"The run is in {run.path}" + (f"; go on with --resume {run.path}" if iteration < num_iterations else ""))
