@@ -280,7 +280,7 @@ class ClusterTable:
         return {name: column for name, column in vars(self).items() if name != "kappa"}
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        vars(self).update({name: column.cpu() for name, column in state.items()})
 
 
 def split_episodes(dones):

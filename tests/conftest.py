@@ -1,0 +1,31 @@
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Runs a script as a user would, in an empty folder, and returns the run's folder (or the process, if it may fail)."""
+
+    def run(script, *flags, check=True):
+        command = [sys.executable, str(ROOT / script), *map(str, flags)]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        if not check:
+            return process
+        assert process.returncode == 0, process.stderr[-3000:]
+        assert sorted(os.listdir(tmp_path)) == ["runs"], "nothing but the run folder may be left behind"
+        return max((tmp_path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+
+    return run
+
+
+def read_progress(run_folder):
+    with open(run_folder / "progress.csv", newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
