@@ -321,6 +321,8 @@ if __name__ == "__main__":
         sys.exit(f"--kappa {args.kappa} must be above 0 and at most 1.")
     if args.num_clusters is None and args.cluster_scope == "rollout":
         args.num_clusters = 250
+    if args.num_clusters is not None and args.num_clusters < 1:
+        sys.exit("--num-clusters must be at least 1.")
     encoder = RandomEncoder().to(device)
     table = ClusterTable(args.kappa, encoder.embedding_size)
     bonus_log = BonusLog(args.num_envs)
@@ -331,7 +333,6 @@ if __name__ == "__main__":
     stop = StopOnSignal()
     next_frames, infos = envs.reset(seed=args.seed)
     visits = VisitCounts(envs.cell_size, envs.reachable_cells())
-    videos = EpisodeVideos(run.path / "videos") if args.capture_video else None
     recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
     iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
     if args.resume:
@@ -346,6 +347,7 @@ if __name__ == "__main__":
         iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
         torch.set_rng_state(checkpoint["rng"].cpu())
         next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
+    videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
     run.start_logging(global_step)
 
     # ALGO LOGIC: storage

@@ -8,12 +8,12 @@ import numpy as np
 class EpisodeVideos:
     """Collects the frames of one environment and writes episodes 1, 8, 27, ..., 1000, and then every 1000th."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, first_frame):
         import imageio.v2  # asked for here, so that a missing package is noticed before the training starts
 
         self.imageio = imageio.v2
         self.folder = Path(folder)
-        self.frames = []
+        self.frames = [first_frame]
         self.episode = 1
 
     def add(self, frame, ended, infos):

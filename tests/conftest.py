@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 @pytest.fixture
 def train(tmp_path):
-    """Runs a script as a user would, in an empty folder, and returns the run's folder (or the process, if it may fail)."""
+    """Runs a script as a user would, in an empty folder; returns the run's folder, or the process if it may fail."""
 
     def run(script, *flags, check=True):
         command = [sys.executable, str(ROOT / script), *map(str, flags)]

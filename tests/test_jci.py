@@ -11,7 +11,7 @@ DIMENSION = 16
 
 
 def listing(table, embeddings, labels, kappa):
-    """The appendix listing, cluster by cluster and step by step; `table` is a list of [centre, count] that it extends."""
+    """The appendix listing, cluster by cluster and step by step; `table` is a list of [centre, count], extended here."""
     rewards = np.zeros(len(labels))
     ordered_labels = []
     for label in labels:  # clusters in order of their first appearance
@@ -35,7 +35,7 @@ def listing(table, embeddings, labels, kappa):
 
 
 def batches(seed, num_batches=8, length=300):
-    """Embeddings that drift around a few directions, so that batches meet old rows, new ones, and their own new ones."""
+    """Embeddings around a few directions, so that batches meet old rows, new ones, and their own new ones."""
     rng = np.random.default_rng(seed)
     directions = rng.normal(size=(12, DIMENSION))
     for batch in range(num_batches):

@@ -1,0 +1,189 @@
+"""Hard labels of a full-covariance Gaussian mixture, as scikit-learn's GaussianMixture gives them but much faster.
+
+Component k owns few points compared with the D embedding dimensions, so its covariance is a multiple of the identity plus a
+low-rank term, S = eps I + B^T B, where B (s, D) has the rows sqrt(r_i / n_k) (x_i - mu) of its s points. With the small factor
+L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the determinant lemma give, exactly,
+
+    (x - mu)^T S^-1 (x - mu) = (|x - mu|^2 - |W (x - mu)|^2) / eps        log det S = (D - s) log eps + 2 sum log L_ii
+
+so that no D x D matrix is ever factorised. Random draws, constants and stopping rules are scikit-learn's; all is float64.
+"""
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+EPSILON = 1e-6  # added to the diagonal of every covariance
+UNDERFLOW = 746.0  # exp(-746) is 0 in float64
+
+
+def gmm_labels(embeddings, num_clusters, seed=1):
+    """Labels (T,) of the rows of `embeddings` (T, D) under a mixture of min(num_clusters, T) full-covariance Gaussians."""
+    data = np.array(embeddings, dtype=np.float64)
+    if data.ndim != 2 or data.size == 0 or not np.isfinite(data).all():
+        raise ValueError(f"embeddings must be a non-empty (T, D) array of finite numbers, got shape {data.shape}")
+    if num_clusters < 1:
+        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}")
+    num_clusters = min(num_clusters, len(data))
+    with threadpool_limits(1):
+        centred = data - data.mean(axis=0)
+        basis = leading_directions(centred)
+        labels = kmeans_labels(centred, centred @ basis, num_clusters, np.random.RandomState(seed))
+        return expectation_maximisation(data, basis, np.eye(num_clusters)[labels])
+
+
+def leading_directions(centred, count=64):
+    """Orthonormal columns (D, q) that hold most of the variance: one power iteration started from evenly spaced rows."""
+    start = centred[np.linspace(0, len(centred) - 1, min(count, *centred.shape)).astype(int)]
+    return np.linalg.qr(centred.T @ (centred @ start.T))[0]
+
+
+def squared_norms(rows):
+    return np.einsum("...d,...d->...", rows, rows)
+
+
+def kmeans_labels(centred, head, num_clusters, random):
+    """K-means: greedy k-means++ seeding, then Lloyd iterations in which only the clusters that changed are recomputed."""
+    centres = centred[kmeans_plus_plus(centred, head, num_clusters, random)]  # (M, D)
+    tolerance = 1e-4 * centred.var(axis=0).mean()
+    scores = np.empty((len(centred), num_clusters))  # |c|^2 - 2 x.c, the squared distance but for |x|^2
+    labels = np.full(len(centred), -1)
+    outdated = np.arange(num_clusters)  # clusters whose centre moved in the last iteration
+    relocated = []
+    for _ in range(300):
+        scores[:, outdated] = squared_norms(centres[outdated]) - 2 * centred @ centres[outdated].T
+        previous, labels = labels, scores.argmin(axis=1)
+        moved = labels != previous
+        if not moved.any():
+            return labels
+        sizes = np.bincount(labels, minlength=num_clusters)
+        touched = np.unique(np.concatenate([labels[moved], previous[moved & (previous >= 0)], relocated])).astype(int)
+        old = centres.copy()
+        for cluster in touched[sizes[touched] > 0]:
+            centres[cluster] = centred[labels == cluster].mean(axis=0)
+        relocated = relocate_empty_clusters(centred, labels, sizes, old, centres)
+        shifts = squared_norms(centres - old)
+        outdated = np.flatnonzero(shifts)
+        if shifts.sum() <= tolerance:
+            break
+    scores[:, outdated] = squared_norms(centres[outdated]) - 2 * centred @ centres[outdated].T
+    return scores.argmin(axis=1)
+
+
+def relocate_empty_clusters(centred, labels, sizes, old, centres):
+    """Move every empty cluster onto one of the points farthest from their old centres; returns the clusters touched."""
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty) == 0:
+        return []
+    distances = ((centred - old[labels]) ** 2).sum(axis=1)
+    if distances.max() == 0:
+        return []
+    farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
+    sizes = sizes.copy()
+    for cluster, point in zip(empty, farthest):
+        donor = labels[point]
+        if sizes[donor] > 1:
+            centres[donor] -= (centred[point] - centres[donor]) / (sizes[donor] - 1)
+        sizes[donor] -= 1
+        centres[cluster] = centred[point]
+    return np.concatenate([empty, labels[farthest]])
+
+
+def kmeans_plus_plus(centred, head, num_clusters, random):
+    """Row numbers (M,) of the seeds: of a few rows drawn by squared distance, the one that helps most is taken each time."""
+    norms = squared_norms(centred)
+    # Distances between these sketches never exceed the true ones: an orthonormal projection, and the length of the rest.
+    sketch = np.column_stack([head, np.sqrt(np.maximum(norms - squared_norms(head), 0))])
+    sketch_norms = squared_norms(sketch)
+    slack = 1e-9 * norms.max()  # far above the rounding error of the sketched distances
+    trials = 2 + int(np.log(num_clusters))
+    seeds = [random.choice(len(centred), p=np.full(len(centred), 1 / len(centred)))]
+    closest = squared_norms(centred - centred[seeds[0]])
+    for _ in range(1, num_clusters):
+        draws = random.uniform(size=trials) * closest.sum()
+        candidates = np.minimum(np.searchsorted(np.cumsum(closest), draws), len(centred) - 1)
+        lower = sketch_norms[candidates, None] + sketch_norms - 2 * sketch[candidates] @ sketch.T
+        near = np.flatnonzero((lower < closest + slack).any(axis=0))  # only these rows can get closer to a seed
+        distances = norms[candidates, None] + norms[near] - 2 * centred[candidates] @ centred[near].T
+        distances = np.minimum(np.maximum(distances, 0), closest[near])
+        best = distances.sum(axis=1).argmin()
+        closest[near] = distances[best]
+        seeds.append(candidates[best])
+    return seeds
+
+
+def expectation_maximisation(data, basis, responsibilities):
+    """Alternate M- and E-steps from the given (T, M) responsibilities; returns the most likely component of every row."""
+    log_joint = np.full_like(responsibilities, -np.inf)  # log(weight * density)
+    head = data @ basis
+    # Rows this much below the size of a component change its covariance by less than T * 1e-10 * eps: left out of it.
+    negligible = 1e-10 * min(1.0, EPSILON / max(squared_norms(data - data.mean(axis=0)).max() * 4, 1e-300))
+    changed = np.arange(responsibilities.shape[1])
+    previous_bound = -np.inf
+    converged = False
+    for _ in range(100):
+        update_log_joint(log_joint, data, head, basis, responsibilities, changed)
+        if converged:
+            break
+        highest = log_joint.max(axis=1, keepdims=True)
+        new = np.exp(log_joint - highest)
+        total = new.sum(axis=1, keepdims=True)
+        new /= total
+        new[new < negligible * new.sum(axis=0)] = 0
+        changed = np.flatnonzero((new != responsibilities).any(axis=0))
+        responsibilities = new
+        bound = (highest + np.log(total)).mean()
+        converged = abs(bound - previous_bound) < 1e-3
+        previous_bound = bound
+    else:
+        update_log_joint(log_joint, data, head, basis, responsibilities, changed)
+    return log_joint.argmax(axis=1)
+
+
+def update_log_joint(log_joint, data, head, basis, responsibilities, components):
+    """M-step and E-step of the given components: refill their columns of log(weight * density) (T, M), up to a constant."""
+    log_joint[:, components] = -np.inf
+    counts = np.count_nonzero(responsibilities[:, components], axis=0)
+    groups = []
+    for count in np.unique(counts):  # components with equally many rows are handled together: g components of s rows
+        group = components[counts == count]
+        rows = np.nonzero(responsibilities[:, group].T)[1].reshape(len(group), count)  # (g, s)
+        weights = responsibilities[rows, group[:, None]]
+        sizes = weights.sum(axis=1) + 10 * np.finfo(np.float64).eps
+        weights = weights / sizes[:, None]
+        means = np.einsum("gs,gsd->gd", weights, data[rows])
+        differences = data[rows] - means[:, None]  # (g, s, D)
+        factors = np.sqrt(weights)[:, :, None] * differences
+        whiteners, log_dets = woodbury(factors)
+        peaks = np.log(sizes / len(data)) - 0.5 * log_dets  # log(weight * density) at the mean
+        log_joint[rows, group[:, None]] = peaks[:, None] - 0.5 * mahalanobis(differences, whiteners)
+        groups.append((group, means, factors, whiteners, peaks))
+    # An entry this low is a responsibility of exactly 0, so it may stay at minus infinity.
+    floor = log_joint.max(axis=1) - UNDERFLOW
+    for group, means, factors, whiteners, peaks in groups:
+        # A marginal of a Gaussian has the smaller Mahalanobis distance: a cheap lower bound from the q leading directions.
+        small, _ = woodbury(factors @ basis)  # (g, s, q)
+        offsets = means @ basis
+        projected = (small.reshape(-1, small.shape[2]) @ head.T).reshape(len(group), -1, len(data))
+        projected -= np.einsum("gsq,gq->gs", small, offsets)[:, :, None]
+        projected *= projected
+        lower = squared_norms(head) - 2 * offsets @ head.T + squared_norms(offsets)[:, None]
+        lower -= projected.sum(axis=1)
+        possible = peaks[:, None] - (0.5 / EPSILON) * lower > floor - 1
+        for component, mean, whitener, peak, mask in zip(group, means, whiteners, peaks, possible):
+            rows = np.flatnonzero(mask)
+            log_joint[rows, component] = peak - 0.5 * mahalanobis(data[rows] - mean, whitener)
+
+
+def woodbury(factors):
+    """W (g, s', D) and log det S (g,) of S = eps I + B^T B for the factors B (g, s, D)."""
+    if factors.shape[1] > factors.shape[2]:
+        factors = np.linalg.qr(factors, mode="r")  # the same B^T B from no more than D rows
+    count, dimension = factors.shape[1:]
+    lower = np.linalg.cholesky(factors @ factors.swapaxes(1, 2) + EPSILON * np.eye(count))
+    log_dets = 2 * np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1) + (dimension - count) * np.log(EPSILON)
+    return np.linalg.solve(lower, factors), log_dets
+
+
+def mahalanobis(differences, whiteners):
+    """Squared Mahalanobis distances (..., n) of the differences from the mean (..., n, D)."""
+    return (squared_norms(differences) - squared_norms(differences @ whiteners.swapaxes(-1, -2))) / EPSILON

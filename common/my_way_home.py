@@ -1,0 +1,254 @@
+"""ViZDoom's MyWayHome as a Gymnasium vector environment: find the green armour in a maze of rooms (Linux and macOS).
+
+The three tasks share one map and one goal, the armour at (1040, -352); only the player's start differs:
+
+- dense: one of 17 spots all over the map, any angle (the scenario as ViZDoom ships it);
+- sparse: always (240, -176), the room in the west, at an angle of 0 to 3.6 degrees (0 is east);
+- very-sparse: always (543.99, -672.09), the room in the south and farthest from the goal, at 176 to 184 degrees.
+
+The last two are those of Pathak et al. (2017). No WAD file comes with this repository: the start is decided by 44 bytes
+of compiled script inside the my_way_home.wad of the installed vizdoom package. In a temporary copy of that file they
+are overwritten by another script of the same length.
+
+The reward is -0.0001 per tic, four tics per step, and +1 for the armour, which ends the episode (a termination). After
+`max_episode_steps` steps an episode is truncated.
+"""
+
+import atexit
+import glob
+import os
+import re
+import shlex
+import shutil
+import signal
+import tempfile
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+import vizdoom
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+PICK_ANY_SPOT = bytes.fromhex("1d021d021d030ea7010f391900")  # spot = random(first, first + count - 1)
+GO_TO_SPOT = bytes.fromhex("a7001c00c41c00c5b00000f02b36")  # SetActorPosition(0, GetActorX(spot), GetActorY(spot), 0)
+TURN_ANYWHERE = bytes.fromhex("b00000030000010039f024")  # SetActorAngle(0, random(0.0, 1.0))
+FINISH = bytes.fromhex("a700b5008e01")  # reward = 0; ClearInventory(); terminate
+STOCK_SCRIPT = PICK_ANY_SPOT + GO_TO_SPOT + TURN_ANYWHERE + FINISH
+STARTS = {"dense": None, "sparse": (10, 0.0, 0.01), "very-sparse": (15, 0.49, 0.51)}  # spot, angles in turns
+
+ACTIONS = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # no-op, turn right, turn left, move forward
+BUTTONS = [vizdoom.Button.TURN_RIGHT, vizdoom.Button.TURN_LEFT, vizdoom.Button.MOVE_FORWARD]
+ENGINE_DIED = (
+    vizdoom.ViZDoomErrorException,
+    vizdoom.ViZDoomIsNotRunningException,
+    vizdoom.ViZDoomUnexpectedExitException,
+)
+HANG_SECONDS = 60
+PLAYER_RADIUS = 16  # of a square, in map units
+
+
+def patch_start(wad, task):
+    """Return the bytes of the stock WAD file with the player's start changed to that of the task."""
+    if task not in STARTS:
+        raise ValueError(f"Unknown task {task!r}: choose one of {', '.join(STARTS)}.")
+    if wad.count(STOCK_SCRIPT) != 1:
+        raise RuntimeError("The installed vizdoom's my_way_home.wad does not hold the known start script exactly once.")
+    if task == "dense":
+        return wad
+    spot, *angles = STARTS[task]
+    lowest, highest = (round(angle * 65536).to_bytes(4, "little") for angle in angles)  # 16.16 fixed point
+    script = bytes([0xA7, spot, 0x19, 0x00]) + GO_TO_SPOT
+    script += b"\xa7\x00\x03" + lowest + b"\x03" + highest + b"\x39\xf0\x24" + FINISH
+    return wad.replace(STOCK_SCRIPT, script.ljust(len(STOCK_SCRIPT), b"\x01"))  # padded, so that no offset moves
+
+
+class MyWayHome(VectorEnv):
+    """Many games, stepped by threads of this process (the engines are processes of their own).
+
+    `infos["position"]` holds the map coordinates that belong to the returned observations. An episode that ends starts
+    anew within the same step, and the returned observation is the new episode's first. Where `infos["_final_obs"]` is
+    True, `infos["final_obs"]` and `infos["final_info"]["position"]` tell how the old one ended: with its true last
+    frame if it was truncated; at the goal the engine shows no frame any more, so it is the last one seen before.
+
+    An engine that dies, or does not answer for a minute, costs one episode (truncated, with the last frame seen).
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+
+    def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None):
+        with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
+            self.wad = patch_start(file.read(), task)
+        self.num_envs, self.frame_skip, self.max_episode_steps = num_envs, frame_skip, max_episode_steps
+        self.single_observation_space = Box(0, 255, (120, 160, 3), np.uint8)
+        self.single_action_space = Discrete(len(ACTIONS))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observations = np.zeros(self.observation_space.shape, np.uint8)
+        self.positions = np.zeros((num_envs, 2), np.float32)
+        self.episode_steps = np.zeros(num_envs, np.int64)
+
+        self.directory = tempfile.mkdtemp(prefix="my-way-home-")
+        with open(os.path.join(self.directory, "start.wad"), "wb") as file:
+            file.write(self.wad)
+        # A thread mostly waits for its engine, so it takes more threads than cores to keep the cores busy.
+        self.pool = ThreadPoolExecutor(num_threads or min(num_envs, 2 * (os.cpu_count() or 1)))
+        self.calls = []
+        self.starting = threading.Lock()  # one engine at a time: many that start at the same moment can hang
+        self.games = []
+        atexit.register(self.close)
+        for i in range(num_envs):
+            self.games.append(self._make_game(i))
+            self._start_engine(i)
+
+    def _make_game(self, i):
+        directory = os.path.join(self.directory, str(i))
+        os.mkdir(directory)
+        package = os.path.dirname(vizdoom.__file__)
+        engine, starter = shlex.quote(os.path.join(package, "vizdoom")), os.path.join(directory, "start")
+        # A script starts the engine, since that litters its working directory; since signals like Ctrl-C go to a whole
+        # group of processes, but what happens then is for this process to decide; and since engines would outlive this
+        # process if it was killed (they die with it where there is setpriv).
+        with open(starter, "w") as file:
+            file.write(
+                f"#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid || exit 1\ntrap '' INT TERM HUP\n"
+                f'setpriv --pdeathsig KILL true 2> /dev/null && exec setpriv --pdeathsig KILL {engine} "$@"\n'
+                f'exec {engine} "$@"\n'
+            )
+        os.chmod(starter, 0o700)
+        game = vizdoom.DoomGame()
+        game.load_config(os.path.join(vizdoom.scenarios_path, "my_way_home.cfg"))
+        game.set_vizdoom_path(starter)
+        game.set_doom_game_path(os.path.join(package, "freedoom2.wad"))  # else one in the working directory goes first
+        game.set_doom_scenario_path(os.path.join(self.directory, "start.wad"))
+        game.set_available_buttons(BUTTONS)
+        game.set_available_game_variables([vizdoom.GameVariable.POSITION_X, vizdoom.GameVariable.POSITION_Y])
+        game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+        game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+        game.set_window_visible(False)
+        game.set_sound_enabled(False)
+        game.set_episode_timeout(0)  # there is no last frame after a time-out of the engine, so the limit is kept here
+        return game
+
+    def _start_engine(self, i):
+        with self.starting:
+            self.games[i].init()  # this starts an episode, too, and continues the game's own random numbers
+        for file in glob.glob(f"/dev/shm/ViZDoom*{self.games[i].get_instance_id()}"):
+            os.remove(file)  # both sides have opened it by now; it would stay for ever if this process was killed
+
+    def _in_threads(self, function, *columns):
+        self._finish_calls()  # there are some if Ctrl-C cut the last step short
+        self.calls = [self.pool.submit(function, *row) for row in zip(range(self.num_envs), *columns)]
+        self._finish_calls()
+        return [call.result() for call in self.calls]
+
+    def _finish_calls(self):
+        for _ in range(3):
+            if not wait(self.calls, HANG_SECONDS).not_done:
+                return
+            for i, call in enumerate(self.calls):
+                if call.running():  # vizdoom would wait for ever, but when its engine is gone the call returns
+                    with open(os.path.join(self.directory, str(i), "pid")) as file:
+                        os.kill(int(file.read()), signal.SIGKILL)
+        raise RuntimeError(f"ViZDoom hangs, although engines that were silent for {HANG_SECONDS} seconds were killed.")
+
+    def _look(self, i):
+        state = self.games[i].get_state()
+        self.observations[i], self.positions[i] = state.screen_buffer, state.game_variables
+
+    def _start_episode(self, i):
+        try:
+            self.games[i].new_episode()
+            self._look(i)
+        except ENGINE_DIED:
+            steps = self.episode_steps[i]
+            message = f"The engine of environment {i} died after {steps} steps of an episode and is started anew."
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            self.games[i].close()
+            self._start_engine(i)
+            self._look(i)
+        self.episode_steps[i] = 0
+
+    def reset(self, *, seed=None, options=None):
+        """Start new episodes; a seed, or a list of one per environment, determines these and all that follow."""
+        if seed is not None:
+            seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
+            if np.ndim(seed) > 0:
+                seeds = [np.random.SeedSequence(seed[i]).generate_state(1)[0] for i in range(self.num_envs)]
+            for game, game_seed in zip(self.games, seeds):
+                game.set_seed(int(game_seed))
+        self.observations, self.positions = np.empty_like(self.observations), np.empty_like(self.positions)
+        self._in_threads(self._start_episode)
+        return self.observations, {"position": self.positions}
+
+    def _advance(self, i, action):
+        died = False
+        try:
+            # Returns are sums of this: get_last_reward() lacks the goal's +1.
+            reward = self.games[i].make_action(ACTIONS[action], self.frame_skip)
+            terminated = self.games[i].is_episode_finished()
+            if not terminated:
+                self._look(i)
+        except ENGINE_DIED:
+            reward, terminated, died = 0.0, False, True
+        if terminated or died:
+            self.observations[i], self.positions[i] = self.last_observations[i], self.last_positions[i]
+        self.episode_steps[i] += 1
+        truncated = not terminated and (died or self.episode_steps[i] >= self.max_episode_steps)
+        final = None
+        if terminated or truncated:
+            final = self.observations[i].copy(), self.positions[i].copy()
+            self._start_episode(i)
+        return reward, terminated, truncated, final
+
+    def step(self, actions):
+        """Take an action in every game."""
+        # New arrays each time, so that the caller may keep what it got.
+        self.last_observations, self.observations = self.observations, np.empty_like(self.observations)
+        self.last_positions, self.positions = self.positions, np.empty_like(self.positions)
+        rewards, terminations, truncations, finals = zip(*self._in_threads(self._advance, actions))
+        ended = np.array([final is not None for final in finals])
+        final_observations, final_positions = np.zeros_like(self.observations), np.zeros_like(self.positions)
+        for i in np.flatnonzero(ended):
+            final_observations[i], final_positions[i] = finals[i]
+        final_info = {"position": final_positions, "_position": ended}
+        infos = {"position": self.positions, "final_obs": final_observations, "_final_obs": ended}
+        infos.update({"final_info": final_info, "_final_info": ended})
+        return self.observations, np.array(rewards, np.float32), np.array(terminations), np.array(truncations), infos
+
+    def reachable_cells(self, cell_size=16):
+        """Return, sorted, the (K, 2) grid cells floor(position / cell_size) that the player's centre can enter.
+
+        When the player touches a wall, its centre can lie exactly on the edge of a cell that it cannot enter, so count
+        only visited cells that are among these. The cells around the armour are among them, but most are never
+        observed: an episode is over as soon as the player's edge touches the armour.
+        """
+        vertices = re.findall(rb"vertex[^{]*{\s*x = ([-.\d]+);\s*y = ([-.\d]+);", self.wad)
+        walls = re.findall(rb"linedef[^{]*{\s*v1 = (\d+);\s*v2 = (\d+);[^}]*blocking = true;", self.wad)
+        vertices, walls = np.array(vertices).astype(float), np.array(walls).astype(int)
+        low, high = vertices.min(0), vertices.max(0)
+        xs, ys = np.arange(low[0] + 1, high[0], 2), np.arange(low[1] + 1, high[1], 2)  # a point per 2 x 2 map units
+        free = np.ones((len(xs), len(ys)), bool)
+        for ends in vertices[walls]:  # all of them run along an axis
+            (left, bottom), (right, top) = ends.min(0) - PLAYER_RADIUS, ends.max(0) + PLAYER_RADIUS
+            free[np.ix_((left < xs) & (xs < right), (bottom < ys) & (ys < top))] = False
+        reached = [(np.abs(xs - 240).argmin(), np.abs(ys + 176).argmin())]  # flood fill from the start of "sparse"
+        for x, y in reached:  # grows meanwhile
+            for point in ((x - 1, y), (x + 1, y), (x, y - 1), (x, y + 1)):
+                if free[point]:
+                    free[point] = False
+                    reached.append(point)
+        indices = np.array(reached)
+        points = np.stack([xs[indices[:, 0]], ys[indices[:, 1]]], 1)
+        return np.unique(np.floor(points / cell_size).astype(np.int64), axis=0)
+
+    def close_extras(self):
+        """End the engines and remove their files."""
+        atexit.unregister(self.close)
+        self._finish_calls()
+        self.pool.shutdown()
+        for game in self.games:
+            game.close()
+        shutil.rmtree(self.directory)

@@ -1,0 +1,238 @@
+"""The scripts as users run them: whole runs, resumed, interrupted, killed, and refused."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, read_progress
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SCRIPTS = sorted(path.name for path in ROOT.glob("ppo_lstm*.py"))
+SMALL = ["--env", "memory", "--num-envs", 4, "--num-steps", 32, "--bptt-length", 16, "--minibatch-size", 64]
+JCI_SMALL = [*SMALL, "--num-clusters", 8, "--total-timesteps", 5 * 128]
+
+
+def documented_tags(script):
+    """Both docs pages use `tag` in a table's first column."""
+    pages = ["docs/ppo_lstm.md"] + ([] if script == "ppo_lstm.py" else [f"docs/{script[len('ppo_lstm_') : -3]}.md"])
+    return {tag for page in pages for tag in re.findall(r"^\| `(\w+/\w+)` \|", (ROOT / page).read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_vizdoom_two_iterations_then_resume(script, train):
+    flags = ["--num-envs", 4, "--num-steps", 64, "--minibatch-size", 128, "--total-timesteps", 512]
+    run = train(script, *flags, "--save-model")
+    assert [row["global_step"] for row in read_progress(run)] == [256, 512]
+    assert (run / "agent.pt").exists()
+    assert train(script, "--resume", run, "--total-timesteps", 1024) == run
+    rows = read_progress(run)
+    assert [row["global_step"] for row in rows] == [256, 512, 768, 1024]
+    for row in rows:
+        assert row["losses/first_ratio_error"] < 1e-4, "the update must begin with the rollout's own probabilities"
+        assert 0 < row["exploration/coverage"] < 1
+    events = EventAccumulator(str(run))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    unfinished = {
+        "charts/episodic_return",
+        "charts/episodic_length",
+        "charts/success",
+        "charts/episodic_intrinsic_return",
+    }
+    assert tags | unfinished == documented_tags(script), (
+        "no episode ends in so few steps; all else is documented and logged"
+    )
+    for tag in tags:
+        assert all(np.isfinite(event.value) for event in events.Scalars(tag)), tag
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_same_seed_same_progress(script, train):
+    first = train(script, *SMALL, "--total-timesteps", 640, "--exp-name", "first")
+    second = train(script, *SMALL, "--total-timesteps", 640, "--exp-name", "second")
+    other = train(script, *SMALL, "--total-timesteps", 640, "--exp-name", "other", "--seed", 2)
+    assert (first / "progress.csv").read_bytes() == (second / "progress.csv").read_bytes()
+    assert (first / "progress.csv").read_bytes() != (other / "progress.csv").read_bytes()
+
+
+def test_same_seed_same_progress_in_vizdoom(train):
+    flags = ["--num-envs", 4, "--num-steps", 64, "--minibatch-size", 128, "--total-timesteps", 768]
+    first, second = (train("ppo_lstm_jci.py", *flags, "--exp-name", name) for name in ("first", "second"))
+    assert (first / "progress.csv").read_bytes() == (second / "progress.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--cluster-scope", "episode"],
+        ["--no-episodic-clustering"],
+        ["--int-coef", 0],
+        ["--ext-coef", 0],
+        ["--no-norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--no-clip-vloss"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_jci_flags(flags, train):
+    rows = read_progress(train("ppo_lstm_jci.py", *JCI_SMALL, *flags))
+    assert len(rows) == 5
+    assert rows[-1]["intrinsic/reward_mean"] > 0
+    assert rows[-1]["intrinsic/reward_max"] <= 1
+
+
+def test_a_checkpoint_brings_everything_back(train, tmp_path):
+    """Resumed at the end of a run, nothing is left to train: saving again must give the same numbers, bit for bit."""
+    run = train("ppo_lstm_jci.py", *JCI_SMALL)
+    before = torch.load(run / "checkpoint.pt", weights_only=True)
+    train("ppo_lstm_jci.py", "--resume", run)
+    after = torch.load(run / "checkpoint.pt", weights_only=True)
+
+    def compare(a, b, name):
+        assert type(a) is type(b), name
+        if isinstance(a, dict):
+            assert a.keys() == b.keys(), name
+            for key in a:
+                compare(a[key], b[key], f"{name}/{key}")
+        elif isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), name
+        else:
+            assert a == b, name
+
+    compare(before, after, "checkpoint")
+    assert before["method"]["table"]["counts"].sum() == before["counters"][1] == 640
+    assert set(before["method"]["table"]) == {"centres", "counts", "appearances", "births", "images", "positions"}
+
+
+def test_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
+    flags = [*JCI_SMALL, "--total-timesteps", 10**7, "--checkpoint-every", 2]
+    command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags)]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/progress.csv"))) == 1 and count_rows(tmp_path) >= 5, process)
+    process.kill()
+    process.wait()
+    (run,) = (tmp_path / "runs").iterdir()
+    saved_step = torch.load(run / "checkpoint.pt", weights_only=True)["counters"][1]
+    written_steps = [row["global_step"] for row in read_progress(run)]
+    assert saved_step >= written_steps[-1] - 2 * 128, "at most the iterations since the last checkpoint are lost"
+
+    (run / "checkpoint.pt").write_bytes(b"not a checkpoint")  # as a full disk would leave it
+    previous_step = torch.load(run / "checkpoint.previous.pt", weights_only=True)["counters"][1]
+    resumed = subprocess.run(
+        [*command[:2], "--resume", str(run), "--total-timesteps", str(previous_step + 256)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "checkpoint.pt is damaged" in resumed.stderr
+    steps = [row["global_step"] for row in read_progress(run)]
+    assert steps == [128 * i for i in range(1, len(steps) + 1)]
+    assert steps[-1] == previous_step + 256
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_interrupted_vizdoom_run_saves_and_leaves_nothing_behind(signal_number, tmp_path):
+    flags = [
+        "--num-envs",
+        2,
+        "--num-steps",
+        32,
+        "--bptt-length",
+        16,
+        "--minibatch-size",
+        32,
+        "--checkpoint-every",
+        1000,
+    ]
+    command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags), "--num-clusters", "8"]
+    shared_memory = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/progress.csv"))) == 1 and count_rows(tmp_path) >= 2, process)
+    os.killpg(process.pid, signal_number)  # a terminal sends Ctrl-C to the engines as well
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    (run,) = (tmp_path / "runs").iterdir()
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["counters"][1] == read_progress(run)[-1]["global_step"]
+    assert os.listdir(tmp_path) == ["runs"]
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # the group is empty: no engine is left
+
+
+def wait_for(condition, process, seconds=90):
+    deadline = time.time() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended by itself"
+        assert time.time() < deadline, "the run did not get there in time"
+        time.sleep(0.1)
+
+
+def count_rows(tmp_path):
+    (file,) = tmp_path.glob("runs/*/progress.csv")
+    return len(file.read_text().splitlines()) - 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-steps", 100], "--num-steps 100 must be a multiple of --bptt-length 64"),
+        (["--minibatch-size", 100], "must be a multiple of --bptt-length"),
+        (["--total-timesteps", 10], "less than one rollout: type at least 8192"),
+        (["--num-envs", 0], "--num-envs must be at least 1"),
+        (["--kappa", 1.5], "--kappa 1.5 must be above 0 and at most 1"),
+        (["--num-clusters", 0], "--num-clusters must be at least 1"),
+        (["--resume", "runs/missing"], "give the folder of a run"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_flags_end_in_one_sentence_before_anything_starts(flags, message, train, tmp_path):
+    process = train("ppo_lstm_jci.py", *flags, check=False)
+    assert process.returncode != 0
+    assert message in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_help_teaches_every_flag(train):
+    process = train("ppo_lstm_jci.py", "--help", check=False)
+    assert process.returncode == 0
+    for words in ("--kappa", "--cluster-scope", "python ppo_lstm_jci.py", "opens a new row", "--resume"):
+        assert words in process.stdout
+
+
+def test_run_folder_says_what_was_run(train):
+    run = train("ppo_lstm_jci.py", *JCI_SMALL, "--kappa", 0.9)
+    about = json.loads((run / "args.json").read_text())
+    assert about["args"]["kappa"] == 0.9
+    assert about["args"]["num_clusters"] == 8
+    assert about["args"]["num_envs"] == 4
+    assert about["versions"]["torch"] == torch.__version__
+    assert run.name.startswith("memory__ppo_lstm_jci__1__")
+
+
+def test_videos_are_whole_episodes(train):
+    import imageio.v2 as imageio
+
+    run = train("ppo_lstm.py", *SMALL, "--total-timesteps", 640, "--capture-video")
+    videos = sorted((run / "videos").iterdir())
+    assert [video.name for video in videos] == ["episode_000001.mp4", "episode_000008.mp4"]
+    frames = list(imageio.get_reader(videos[0]))
+    assert len(frames) == 7  # six steps of the corridor, and the frame that ended it
+    assert frames[0].shape == (126, 126, 3)
+
+
+def test_a_script_and_common_run_from_another_folder(tmp_path):
+    shutil.copytree(ROOT / "common", tmp_path / "common")
+    shutil.copy(ROOT / "ppo_lstm_jci.py", tmp_path / "mine.py")
+    command = [sys.executable, "mine.py", *map(str, JCI_SMALL)]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("memory__mine__1__")
