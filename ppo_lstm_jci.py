@@ -212,7 +212,7 @@ def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
 
 # ---- method: modules ----
 class ClusterTable:
-    """The global clusters, one row each, in order of birth."""
+    """The global clusters, one row each, in order of birth. Equation numbers are those of docs/jci.md."""
 
     def __init__(self, kappa, embedding_size):
         self.kappa = kappa
@@ -228,14 +228,14 @@ class ClusterTable:
 
         embeddings (T, D) and labels (T,) in order of time -> bonuses (T,) and the row of every step (T,)
         """
-        # episodic clusters m = 1..M in order of first appearance: sizes n_m, centres mu_m
+        # (2) the episodic clusters m = 1..M in order of first appearance: sizes n_m, centres mu_m
         _, first_steps, labels = np.unique(labels, return_index=True, return_inverse=True)
         labels = torch.from_numpy(first_steps.argsort().argsort()[labels])
         sizes = torch.bincount(labels)
         sums = torch.zeros(len(sizes), embeddings.shape[1]).index_add_(0, labels, embeddings)
         centres = F.normalize(sums / sizes[:, None])  # (M, D)
 
-        # d_mk = cos(mu_m, mu_global_k), with room for the rows that these clusters will open
+        # (3) d_mk = cos(mu_m, mu_global_k), with room for the rows that these clusters will open
         num_rows, num_clusters = len(self.counts), len(sizes)
         similarity = np.empty((num_clusters, num_rows + num_clusters), dtype=np.float32)
         similarity[:, :num_rows] = (centres @ self.centres.T).numpy()
@@ -243,17 +243,17 @@ class ClusterTable:
         matched_rows, base_counts, founders = [], [], []
         for m, size in enumerate(sizes.tolist()):
             d = similarity[m, :num_rows]
-            if d.max(initial=-1) < self.kappa:  # like nothing before: a new row, with lambda = 0
+            if d.max(initial=-1) < self.kappa:  # (4) like nothing before: a new row, with lambda = 0
                 k, num_rows = num_rows, num_rows + 1
                 similarity[:, k] = (centres @ centres[m]).numpy()
                 founders.append(m)
             else:
-                k = d.argmax()  # k*(m)
+                k = d.argmax()  # (3) k*(m)
             matched_rows.append(k)
             base_counts.append(counts[k])
-            counts[k] += size  # lambda_k* += n_m, at once: a later cluster of this episode can match the same row
+            counts[k] += size  # (7) lambda_k* += n_m, at once: a later cluster of this episode can match the same row
 
-        # rho_t = lambda_k* + number of steps t' <= t with the label of t;  bonus_t = 1 / sqrt(rho_t)
+        # (5) rho_t = lambda_k* + number of steps t' <= t with the label of t,  (6) bonus_t = 1 / sqrt(rho_t)
         order = labels.argsort(stable=True)
         ranks = torch.empty(len(labels), dtype=torch.int64)
         ranks[order] = torch.arange(1, len(labels) + 1) - (sizes.cumsum(0) - sizes)[labels[order]]
@@ -445,13 +445,13 @@ if __name__ == "__main__":
         total_rewards = args.ext_coef * rewards
         # ---- method: reward ----
         # the bonus of o_t belongs to the step that starts at o_t; (T, N, ...) -> (T * N, ...), in order of time
-        embeddings = encoder(obs.flatten(0, 1)).cpu()
+        embeddings = encoder(obs.flatten(0, 1)).cpu()  # (1)
         intrinsic_rewards = torch.zeros(batch_size)
         episodes = [torch.arange(batch_size)] if args.cluster_scope == "rollout" else split_episodes(dones)
         for steps in episodes:
             labels = np.arange(len(steps))
             if args.episodic_clustering:
-                labels = gmm_labels(embeddings[steps], args.num_clusters or math.ceil(len(steps) / 10))
+                labels = gmm_labels(embeddings[steps], args.num_clusters or math.ceil(len(steps) / 10))  # (2)
             intrinsic_rewards[steps], rows = table.visit(embeddings[steps], labels, global_step)
             table.remember(rows, obs.flatten(0, 1)[steps].cpu(), positions.flatten(0, 1)[steps])
         intrinsic_rewards = intrinsic_rewards.view(args.num_steps, args.num_envs).to(device)

@@ -13,7 +13,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 EPSILON = 1e-6  # added to the diagonal of every covariance
-UNDERFLOW = 746.0  # exp(-746) is 0 in float64
+
 
 
 def gmm_labels(embeddings, num_clusters, seed=1):
@@ -44,13 +44,13 @@ def squared_norms(rows):
 def kmeans_labels(centred, head, num_clusters, random):
     """K-means: greedy k-means++ seeding, then Lloyd iterations in which only the clusters that changed are recomputed."""
     centres = centred[kmeans_plus_plus(centred, head, num_clusters, random)]  # (M, D)
-    tolerance = 1e-4 * centred.var(axis=0).mean()
+    tolerance = 1e-4 * np.square(centred).mean()
     scores = np.empty((len(centred), num_clusters))  # |c|^2 - 2 x.c, the squared distance but for |x|^2
     labels = np.full(len(centred), -1)
     outdated = np.arange(num_clusters)  # clusters whose centre moved in the last iteration
     relocated = []
     for _ in range(300):
-        scores[:, outdated] = squared_norms(centres[outdated]) - 2 * centred @ centres[outdated].T
+        scores[:, outdated] = distance_scores(centred, centres[outdated])
         previous, labels = labels, scores.argmin(axis=1)
         moved = labels != previous
         if not moved.any():
@@ -65,8 +65,13 @@ def kmeans_labels(centred, head, num_clusters, random):
         outdated = np.flatnonzero(shifts)
         if shifts.sum() <= tolerance:
             break
-    scores[:, outdated] = squared_norms(centres[outdated]) - 2 * centred @ centres[outdated].T
+    scores[:, outdated] = distance_scores(centred, centres[outdated])
     return scores.argmin(axis=1)
+
+
+def distance_scores(rows, centres):
+    """|c|^2 - 2 x.c (T, m): the squared distances of the rows to the centres but for |x|^2, which does not change the argmin."""
+    return (squared_norms(centres)[:, None] - (2 * centres) @ rows.T).T
 
 
 def relocate_empty_clusters(centred, labels, sizes, old, centres):
@@ -92,8 +97,8 @@ def kmeans_plus_plus(centred, head, num_clusters, random):
     """Row numbers (M,) of the seeds: of a few rows drawn by squared distance, the one that helps most is taken each time."""
     norms = squared_norms(centred)
     # Distances between these sketches never exceed the true ones: an orthonormal projection, and the length of the rest.
-    sketch = np.column_stack([head, np.sqrt(np.maximum(norms - squared_norms(head), 0))])
-    sketch_norms = squared_norms(sketch)
+    sketch = np.vstack([head.T, np.sqrt(np.maximum(norms - squared_norms(head), 0))])  # (q + 1, T)
+    sketch_norms = squared_norms(sketch.T)
     slack = 1e-9 * norms.max()  # far above the rounding error of the sketched distances
     trials = 2 + int(np.log(num_clusters))
     seeds = [random.choice(len(centred), p=np.full(len(centred), 1 / len(centred)))]
@@ -101,7 +106,7 @@ def kmeans_plus_plus(centred, head, num_clusters, random):
     for _ in range(1, num_clusters):
         draws = random.uniform(size=trials) * closest.sum()
         candidates = np.minimum(np.searchsorted(np.cumsum(closest), draws), len(centred) - 1)
-        lower = sketch_norms[candidates, None] + sketch_norms - 2 * sketch[candidates] @ sketch.T
+        lower = sketch_norms[candidates, None] + sketch_norms - 2 * sketch[:, candidates].T @ sketch
         near = np.flatnonzero((lower < closest + slack).any(axis=0))  # only these rows can get closer to a seed
         distances = norms[candidates, None] + norms[near] - 2 * centred[candidates] @ centred[near].T
         distances = np.minimum(np.maximum(distances, 0), closest[near])
@@ -128,7 +133,7 @@ def expectation_maximisation(data, basis, responsibilities):
         new = np.exp(log_joint - highest)
         total = new.sum(axis=1, keepdims=True)
         new /= total
-        new[new < negligible * new.sum(axis=0)] = 0
+        new[new < negligible * (new.sum(axis=0) + 2e-15)] = 0
         changed = np.flatnonzero((new != responsibilities).any(axis=0))
         responsibilities = new
         bound = (highest + np.log(total)).mean()
@@ -158,7 +163,7 @@ def update_log_joint(log_joint, data, head, basis, responsibilities, components)
         log_joint[rows, group[:, None]] = peaks[:, None] - 0.5 * mahalanobis(differences, whiteners)
         groups.append((group, means, factors, whiteners, peaks))
     # An entry this low is a responsibility of exactly 0, so it may stay at minus infinity.
-    floor = log_joint.max(axis=1) - UNDERFLOW
+    floor = log_joint.max(axis=1) - 100
     for group, means, factors, whiteners, peaks in groups:
         # A marginal of a Gaussian has the smaller Mahalanobis distance: a cheap lower bound from the q leading directions.
         small, _ = woodbury(factors @ basis)  # (g, s, q)
@@ -181,7 +186,7 @@ def woodbury(factors):
     count, dimension = factors.shape[1:]
     lower = np.linalg.cholesky(factors @ factors.swapaxes(1, 2) + EPSILON * np.eye(count))
     log_dets = 2 * np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1) + (dimension - count) * np.log(EPSILON)
-    return np.linalg.solve(lower, factors), log_dets
+    return np.linalg.inv(lower) @ factors, log_dets
 
 
 def mahalanobis(differences, whiteners):

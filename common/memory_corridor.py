@@ -16,7 +16,7 @@ class MemoryCorridor(gym.vector.VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
     cell_size = 1
 
-    def __init__(self, num_envs, length=6):
+    def __init__(self, num_envs, length=4):
         self.num_envs = num_envs
         self.length = length
         self.single_observation_space = gym.spaces.Box(0, 255, (42, 42, 3), np.uint8)

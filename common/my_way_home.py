@@ -4,14 +4,14 @@ The three tasks share one map and one goal, the armour at (1040, -352); only the
 
 - dense: one of 17 spots all over the map, any angle (the scenario as ViZDoom ships it);
 - sparse: always (240, -176), the room in the west, at an angle of 0 to 3.6 degrees (0 is east);
-- very-sparse: always (543.99, -672.09), the room in the south and farthest from the goal, at 176 to 184 degrees.
+- very-sparse: always (543.99, -672.09), a nook in the south and farthest from the goal, at 176 to 184 degrees.
 
 The last two are those of Pathak et al. (2017). No WAD file comes with this repository: the start is decided by 44 bytes
 of compiled script inside the my_way_home.wad of the installed vizdoom package. In a temporary copy of that file they
 are overwritten by another script of the same length.
 
-The reward is -0.0001 per tic, four tics per step, and +1 for the armour, which ends the episode (a termination). After
-`max_episode_steps` steps an episode is truncated.
+The reward is -0.0001 per tic, four tics per step, and +1 for the armour, which ends the episode one tic later (so the
+termination can come a step after the +1). After `max_episode_steps` steps an episode is truncated.
 """
 
 import atexit
@@ -41,6 +41,7 @@ STARTS = {"dense": None, "sparse": (10, 0.0, 0.01), "very-sparse": (15, 0.49, 0.
 
 ACTIONS = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # no-op, turn right, turn left, move forward
 BUTTONS = [vizdoom.Button.TURN_RIGHT, vizdoom.Button.TURN_LEFT, vizdoom.Button.MOVE_FORWARD]
+POSITION = [vizdoom.GameVariable.POSITION_X, vizdoom.GameVariable.POSITION_Y]
 ENGINE_DIED = (
     vizdoom.ViZDoomErrorException,
     vizdoom.ViZDoomIsNotRunningException,
@@ -66,17 +67,18 @@ def patch_start(wad, task):
 
 
 class MyWayHome(VectorEnv):
-    """Many games, stepped by threads of this process (the engines are processes of their own).
+    """Many games, stepped by threads of this process. The engines, processes of their own, start at the first reset.
 
     `infos["position"]` holds the map coordinates that belong to the returned observations. An episode that ends starts
     anew within the same step, and the returned observation is the new episode's first. Where `infos["_final_obs"]` is
     True, `infos["final_obs"]` and `infos["final_info"]["position"]` tell how the old one ended: with its true last
-    frame if it was truncated; at the goal the engine shows no frame any more, so it is the last one seen before.
+    frame if it was truncated; at the goal the engine shows no frame any more, so it is the last one that was seen.
 
     An engine that dies, or does not answer for a minute, costs one episode (truncated, with the last frame seen).
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    cell_size = 16  # map units, for counts of visited cells
 
     def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None):
         with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
@@ -89,17 +91,20 @@ class MyWayHome(VectorEnv):
         self.observations = np.zeros(self.observation_space.shape, np.uint8)
         self.positions = np.zeros((num_envs, 2), np.float32)
         self.episode_steps = np.zeros(num_envs, np.int64)
-
-        self.directory = tempfile.mkdtemp(prefix="my-way-home-")
-        with open(os.path.join(self.directory, "start.wad"), "wb") as file:
-            file.write(self.wad)
         # A thread mostly waits for its engine, so it takes more threads than cores to keep the cores busy.
         self.pool = ThreadPoolExecutor(num_threads or min(num_envs, 2 * (os.cpu_count() or 1)))
         self.calls = []
-        self.starting = threading.Lock()  # one engine at a time: many that start at the same moment can hang
+        self.locks = [threading.Lock() for _ in range(num_envs)]
+        self.starting = threading.Lock()
         self.games = []
+        self.directory = None
+
+    def _start_games(self):
         atexit.register(self.close)
-        for i in range(num_envs):
+        self.directory = tempfile.mkdtemp(prefix="my-way-home-")
+        with open(os.path.join(self.directory, "start.wad"), "wb") as file:
+            file.write(self.wad)
+        for i in range(self.num_envs):
             self.games.append(self._make_game(i))
             self._start_engine(i)
 
@@ -124,7 +129,7 @@ class MyWayHome(VectorEnv):
         game.set_doom_game_path(os.path.join(package, "freedoom2.wad"))  # else one in the working directory goes first
         game.set_doom_scenario_path(os.path.join(self.directory, "start.wad"))
         game.set_available_buttons(BUTTONS)
-        game.set_available_game_variables([vizdoom.GameVariable.POSITION_X, vizdoom.GameVariable.POSITION_Y])
+        game.set_available_game_variables(POSITION)
         game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         game.set_window_visible(False)
@@ -133,14 +138,18 @@ class MyWayHome(VectorEnv):
         return game
 
     def _start_engine(self, i):
-        with self.starting:
+        with self.starting:  # one at a time: many engines that start at the same moment can hang
             self.games[i].init()  # this starts an episode, too, and continues the game's own random numbers
         for file in glob.glob(f"/dev/shm/ViZDoom*{self.games[i].get_instance_id()}"):
             os.remove(file)  # both sides have opened it by now; it would stay for ever if this process was killed
 
+    def _locked(self, function, i, *args):
+        with self.locks[i]:  # a step that was cut short by Ctrl-C may still be under way
+            return function(i, *args)
+
     def _in_threads(self, function, *columns):
-        self._finish_calls()  # there are some if Ctrl-C cut the last step short
-        self.calls = [self.pool.submit(function, *row) for row in zip(range(self.num_envs), *columns)]
+        rows = zip(range(self.num_envs), *columns)
+        self.calls = [self.pool.submit(self._locked, function, *row) for row in rows]
         self._finish_calls()
         return [call.result() for call in self.calls]
 
@@ -173,12 +182,14 @@ class MyWayHome(VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         """Start new episodes; a seed, or a list of one per environment, determines these and all that follow."""
+        if not self.games:
+            self._start_games()
         if seed is not None:
-            seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
+            children = np.random.SeedSequence(seed).spawn(self.num_envs)  # neighbouring seeds give unrelated games
             if np.ndim(seed) > 0:
-                seeds = [np.random.SeedSequence(seed[i]).generate_state(1)[0] for i in range(self.num_envs)]
-            for game, game_seed in zip(self.games, seeds):
-                game.set_seed(int(game_seed))
+                children = [np.random.SeedSequence(seed[i]) for i in range(self.num_envs)]
+            for game, child in zip(self.games, children):
+                game.set_seed(int(child.generate_state(1)[0]))
         self.observations, self.positions = np.empty_like(self.observations), np.empty_like(self.positions)
         self._in_threads(self._start_episode)
         return self.observations, {"position": self.positions}
@@ -189,11 +200,13 @@ class MyWayHome(VectorEnv):
             # Returns are sums of this: get_last_reward() lacks the goal's +1.
             reward = self.games[i].make_action(ACTIONS[action], self.frame_skip)
             terminated = self.games[i].is_episode_finished()
-            if not terminated:
+            if terminated:  # there is no state any more, but the variables are still there
+                self.observations[i] = self.last_observations[i]
+                self.positions[i] = [self.games[i].get_game_variable(variable) for variable in POSITION]
+            else:
                 self._look(i)
         except ENGINE_DIED:
             reward, terminated, died = 0.0, False, True
-        if terminated or died:
             self.observations[i], self.positions[i] = self.last_observations[i], self.last_positions[i]
         self.episode_steps[i] += 1
         truncated = not terminated and (died or self.episode_steps[i] >= self.max_episode_steps)
@@ -218,7 +231,7 @@ class MyWayHome(VectorEnv):
         infos.update({"final_info": final_info, "_final_info": ended})
         return self.observations, np.array(rewards, np.float32), np.array(terminations), np.array(truncations), infos
 
-    def reachable_cells(self, cell_size=16):
+    def reachable_cells(self, cell_size=cell_size):
         """Return, sorted, the (K, 2) grid cells floor(position / cell_size) that the player's centre can enter.
 
         When the player touches a wall, its centre can lie exactly on the edge of a cell that it cannot enter, so count
@@ -246,9 +259,10 @@ class MyWayHome(VectorEnv):
 
     def close_extras(self):
         """End the engines and remove their files."""
-        atexit.unregister(self.close)
         self._finish_calls()
         self.pool.shutdown()
         for game in self.games:
             game.close()
-        shutil.rmtree(self.directory)
+        if self.directory:
+            shutil.rmtree(self.directory)
+        atexit.unregister(self.close)

@@ -11,7 +11,7 @@ DIMENSION = 16
 
 
 def listing(table, embeddings, labels, kappa):
-    """The appendix listing, cluster by cluster and step by step; `table` is a list of [centre, count], extended here."""
+    """The appendix listing, cluster by cluster and step by step; `table` is a list of [centre, count] that grows."""
     rewards = np.zeros(len(labels))
     ordered_labels = []
     for label in labels:  # clusters in order of their first appearance
