@@ -89,12 +89,12 @@ class Args:
     """frames per minibatch, in sequences of bptt-length"""
     update_epochs: int = 4
     """passes over each rollout"""
-    norm_adv: bool = True
+    norm_adv: bool = False
     """scale the advantages of a rollout to mean 0 and deviation 1"""
     clip_coef: float = 0.1
     """clipping of the policy's ratio"""
-    clip_vloss: bool = True
-    """clip the value's change by clip-coef as well"""
+    clip_vloss: bool = False
+    """clip the value's change by clip-coef as well (the paper does, with a reward scale of 1)"""
     ent_coef: float = 0.005
     """weight of the entropy"""
     vf_coef: float = 0.5
@@ -103,6 +103,8 @@ class Args:
     """largest norm of the gradient"""
     ext_coef: float = 1.0
     """weight of the extrinsic reward"""
+    reward_scale: float = 50.0
+    """factor on all rewards (1 in the paper): bonuses get so small that the entropy would outweigh them"""
 
     # ---- method: args ----
     # ---- end method ----
@@ -331,7 +333,7 @@ if __name__ == "__main__":
 
         # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
         ends = torch.cat([dones[1:], next_done[None]])
-        total_rewards = args.ext_coef * rewards
+        total_rewards = args.reward_scale * args.ext_coef * rewards
         # ---- method: reward ----
         # ---- end method ----
         watch.lap("bonus")

@@ -15,7 +15,6 @@ from threadpoolctl import threadpool_limits
 EPSILON = 1e-6  # added to the diagonal of every covariance
 
 
-
 def gmm_labels(embeddings, num_clusters, seed=1):
     """Labels (T,) of the rows of `embeddings` (T, D) under a mixture of min(num_clusters, T) full-covariance Gaussians."""
     data = np.array(embeddings, dtype=np.float64)

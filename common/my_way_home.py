@@ -95,8 +95,8 @@ class MyWayHome(VectorEnv):
         self.pool = ThreadPoolExecutor(num_threads or min(num_envs, 2 * (os.cpu_count() or 1)))
         self.calls = []
         self.locks = [threading.Lock() for _ in range(num_envs)]
-        self.starting = threading.Lock()
         self.games = []
+        self.dead = set()
         self.directory = None
 
     def _start_games(self):
@@ -138,8 +138,9 @@ class MyWayHome(VectorEnv):
         return game
 
     def _start_engine(self, i):
-        with self.starting:  # one at a time: many engines that start at the same moment can hang
-            self.games[i].init()  # this starts an episode, too, and continues the game's own random numbers
+        # Never in the threads: many engines that start at the same moment can hang, and one that is killed while it
+        # starts takes this process with it. This starts an episode, too, and continues the game's own random numbers.
+        self.games[i].init()
         for file in glob.glob(f"/dev/shm/ViZDoom*{self.games[i].get_instance_id()}"):
             os.remove(file)  # both sides have opened it by now; it would stay for ever if this process was killed
 
@@ -151,7 +152,17 @@ class MyWayHome(VectorEnv):
         rows = zip(range(self.num_envs), *columns)
         self.calls = [self.pool.submit(self._locked, function, *row) for row in rows]
         self._finish_calls()
-        return [call.result() for call in self.calls]
+        results = [call.result() for call in self.calls]
+        for i in sorted(self.dead):
+            steps = self.episode_steps[i]
+            message = f"The engine of environment {i} died after {steps} steps of an episode and is started anew."
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            self.games[i].close()
+            self._start_engine(i)
+            self._look(i)
+            self.episode_steps[i] = 0
+            self.dead.remove(i)
+        return results
 
     def _finish_calls(self):
         for _ in range(3):
@@ -171,14 +182,9 @@ class MyWayHome(VectorEnv):
         try:
             self.games[i].new_episode()
             self._look(i)
+            self.episode_steps[i] = 0
         except ENGINE_DIED:
-            steps = self.episode_steps[i]
-            message = f"The engine of environment {i} died after {steps} steps of an episode and is started anew."
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-            self.games[i].close()
-            self._start_engine(i)
-            self._look(i)
-        self.episode_steps[i] = 0
+            self.dead.add(i)
 
     def reset(self, *, seed=None, options=None):
         """Start new episodes; a seed, or a list of one per environment, determines these and all that follow."""

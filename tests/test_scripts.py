@@ -76,7 +76,7 @@ def test_same_seed_same_progress_in_vizdoom(train):
         ["--no-episodic-clustering"],
         ["--int-coef", 0],
         ["--ext-coef", 0],
-        ["--no-norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--no-clip-vloss"],
+        ["--norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--clip-vloss"],
     ],
     ids=lambda flags: flags[0],
 )
