@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch.distributions.categorical import Categorical
 from tqdm import tqdm
 
+from common.allocator import keep_freed_memory
 from common.chained_lstm import chained_lstm
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
@@ -211,6 +212,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    keep_freed_memory()
 
     envs = make_envs(args)
     agent = Agent(envs.single_action_space.n).to(device)

@@ -13,11 +13,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 EPSILON = 1e-6  # added to the diagonal of every covariance
+EMPTY_SIZE = 10 * np.finfo(np.float64).eps  # added to the size of every component
 
 
 def gmm_labels(embeddings, num_clusters, seed=1):
     """Labels (T,) of the rows of `embeddings` (T, D) under a mixture of min(num_clusters, T) full-covariance Gaussians."""
-    data = np.array(embeddings, dtype=np.float64)
+    data = np.asarray(embeddings).astype(np.float64)
     if data.ndim != 2 or data.size == 0 or not np.isfinite(data).all():
         raise ValueError(f"embeddings must be a non-empty (T, D) array of finite numbers, got shape {data.shape}")
     if num_clusters < 1:
@@ -27,7 +28,7 @@ def gmm_labels(embeddings, num_clusters, seed=1):
         centred = data - data.mean(axis=0)
         basis = leading_directions(centred)
         labels = kmeans_labels(centred, centred @ basis, num_clusters, np.random.RandomState(seed))
-        return expectation_maximisation(data, basis, np.eye(num_clusters)[labels])
+        return expectation_maximisation(data, basis, np.eye(num_clusters)[:, labels])
 
 
 def leading_directions(centred, count=64):
@@ -116,66 +117,66 @@ def kmeans_plus_plus(centred, head, num_clusters, random):
 
 
 def expectation_maximisation(data, basis, responsibilities):
-    """Alternate M- and E-steps from the given (T, M) responsibilities; returns the most likely component of every row."""
-    log_joint = np.full_like(responsibilities, -np.inf)  # log(weight * density)
-    head = data @ basis
-    # Rows this much below the size of a component change its covariance by less than T * 1e-10 * eps: left out of it.
-    negligible = 1e-10 * min(1.0, EPSILON / max(squared_norms(data - data.mean(axis=0)).max() * 4, 1e-300))
-    changed = np.arange(responsibilities.shape[1])
-    previous_bound = -np.inf
-    converged = False
+    """Alternate M- and E-steps from the given (M, T) responsibilities; returns the most likely component of every row."""
+    log_joint = np.empty_like(responsibilities)  # log(weight * density), but for a constant
+    head = np.vstack([(data @ basis).T, np.ones(len(data))])  # (q + 1, T)
+    # Leaving out rows with a smaller share than this in a component changes its covariance by less than T * 1e-10 * eps.
+    negligible = 1e-10 * min(1.0, EPSILON / max(4 * squared_norms(data - data.mean(axis=0)).max(), EPSILON))
+    changed = np.arange(len(responsibilities))
+    bound, converged = -np.inf, False
     for _ in range(100):
         update_log_joint(log_joint, data, head, basis, responsibilities, changed)
         if converged:
             break
-        highest = log_joint.max(axis=1, keepdims=True)
-        new = np.exp(log_joint - highest)
-        total = new.sum(axis=1, keepdims=True)
-        new /= total
-        new[new < negligible * (new.sum(axis=0) + 2e-15)] = 0
-        changed = np.flatnonzero((new != responsibilities).any(axis=0))
-        responsibilities = new
-        bound = (highest + np.log(total)).mean()
+        highest = log_joint.max(axis=0)
+        updated = np.exp(log_joint - highest)
+        total = updated.sum(axis=0)
+        updated /= total
+        updated[updated < negligible * (updated.sum(axis=1, keepdims=True) + EMPTY_SIZE)] = 0
+        changed = np.flatnonzero((updated != responsibilities).any(axis=1))
+        responsibilities = updated
+        previous_bound, bound = bound, (highest + np.log(total)).mean()
         converged = abs(bound - previous_bound) < 1e-3
-        previous_bound = bound
     else:
         update_log_joint(log_joint, data, head, basis, responsibilities, changed)
-    return log_joint.argmax(axis=1)
+    return log_joint.argmax(axis=0)
 
 
 def update_log_joint(log_joint, data, head, basis, responsibilities, components):
-    """M-step and E-step of the given components: refill their columns of log(weight * density) (T, M), up to a constant."""
-    log_joint[:, components] = -np.inf
-    counts = np.count_nonzero(responsibilities[:, components], axis=0)
+    """M-step and E-step of the given components: refill their rows of log_joint (M, T)."""
+    log_joint[components] = -np.inf
+    counts = np.count_nonzero(responsibilities[components], axis=1)
     groups = []
     for count in np.unique(counts):  # components with equally many rows are handled together: g components of s rows
         group = components[counts == count]
-        rows = np.nonzero(responsibilities[:, group].T)[1].reshape(len(group), count)  # (g, s)
-        weights = responsibilities[rows, group[:, None]]
-        sizes = weights.sum(axis=1) + 10 * np.finfo(np.float64).eps
+        rows = np.nonzero(responsibilities[group])[1].reshape(len(group), count)  # (g, s)
+        weights = responsibilities[group[:, None], rows]
+        sizes = weights.sum(axis=1) + EMPTY_SIZE
         weights = weights / sizes[:, None]
         means = np.einsum("gs,gsd->gd", weights, data[rows])
         differences = data[rows] - means[:, None]  # (g, s, D)
         factors = np.sqrt(weights)[:, :, None] * differences
         whiteners, log_dets = woodbury(factors)
         peaks = np.log(sizes / len(data)) - 0.5 * log_dets  # log(weight * density) at the mean
-        log_joint[rows, group[:, None]] = peaks[:, None] - 0.5 * mahalanobis(differences, whiteners)
+        log_joint[group[:, None], rows] = peaks[:, None] - 0.5 * mahalanobis(differences, whiteners)
         groups.append((group, means, factors, whiteners, peaks))
-    # An entry this low is a responsibility of exactly 0, so it may stay at minus infinity.
-    floor = log_joint.max(axis=1) - 100
+    # A responsibility below exp(-100) = 4e-44 is nothing, even as a share of an otherwise empty component (EMPTY_SIZE).
+    # Such entries stay at minus infinity; the rest is found with a lower bound of the Mahalanobis distance and computed
+    # exactly. The bound is the distance in the q leading directions alone: for every orthonormal Q (D, q),
+    # d^T S^-1 d >= (Q^T d)^T (Q^T S Q)^-1 (Q^T d), as the marginal of a Gaussian discards information.
+    floor = log_joint.max(axis=0) - 101  # 1 more than needed, far above all rounding errors
+    head_norms = squared_norms(head[:-1].T)
     for group, means, factors, whiteners, peaks in groups:
-        # A marginal of a Gaussian has the smaller Mahalanobis distance: a cheap lower bound from the q leading directions.
+        offsets = means @ basis  # (g, q)
         small, _ = woodbury(factors @ basis)  # (g, s, q)
-        offsets = means @ basis
-        projected = (small.reshape(-1, small.shape[2]) @ head.T).reshape(len(group), -1, len(data))
-        projected -= np.einsum("gsq,gq->gs", small, offsets)[:, :, None]
-        projected *= projected
-        lower = squared_norms(head) - 2 * offsets @ head.T + squared_norms(offsets)[:, None]
-        lower -= projected.sum(axis=1)
-        possible = peaks[:, None] - (0.5 / EPSILON) * lower > floor - 1
+        small = np.concatenate([small, -small @ offsets[:, :, None]], axis=2)  # times (x, 1) gives W (x - mu)
+        projected = (small.reshape(-1, small.shape[2]) @ head).reshape(len(group), -1, len(data))
+        lower = head_norms - 2 * offsets @ head[:-1] + squared_norms(offsets)[:, None]  # |x - mu|^2 (g, T)
+        lower -= np.einsum("gst,gst->gt", projected, projected)
+        possible = peaks[:, None] - (0.5 / EPSILON) * lower > floor
         for component, mean, whitener, peak, mask in zip(group, means, whiteners, peaks, possible):
             rows = np.flatnonzero(mask)
-            log_joint[rows, component] = peak - 0.5 * mahalanobis(data[rows] - mean, whitener)
+            log_joint[component, rows] = peak - 0.5 * mahalanobis(data[rows] - mean, whitener)
 
 
 def woodbury(factors):
