@@ -80,8 +80,8 @@ class Args:
 
     total_timesteps: int = 2_000_000
     """agent steps in all environments together; a step is one decision, four tics of Doom"""
-    learning_rate: float = 1e-4
-    """learning rate of Adam"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam (1e-4 in the paper)"""
     anneal_lr: bool = False
     """let the learning rate fall linearly to zero"""
     num_steps: int = 256
@@ -94,26 +94,26 @@ class Args:
     """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
     bptt_length: int = 64
     """steps through which the LSTM is trained"""
-    minibatch_size: int = 256
-    """frames per minibatch, in sequences of bptt-length"""
+    minibatch_size: int = 1024
+    """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
     update_epochs: int = 4
     """passes over each rollout"""
-    norm_adv: bool = False
-    """scale the advantages of a rollout to mean 0 and deviation 1"""
+    norm_adv: bool = True
+    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
     clip_coef: float = 0.1
     """clipping of the policy's ratio"""
     clip_vloss: bool = False
-    """clip the value's change by clip-coef as well (the paper does, with a reward scale of 1)"""
-    ent_coef: float = 0.005
-    """weight of the entropy"""
+    """clip the value's change by clip-coef as well (in the paper)"""
+    ent_coef: float = 0.02
+    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
     vf_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
     """largest norm of the gradient"""
     ext_coef: float = 1.0
     """weight of the extrinsic reward"""
-    reward_scale: float = 50.0
-    """factor on all rewards (1 in the paper): bonuses get so small that the entropy would outweigh them"""
+    reward_scale: float = 10.0
+    """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
 
     # ---- method: args ----
     encoder: Literal["random"] = "random"
@@ -471,7 +471,7 @@ if __name__ == "__main__":
         returns = advantages + values
         advantage_std = advantages.std()
         if args.norm_adv:
-            # over the whole rollout: a minibatch is four sequences, too few and too alike for a mean of their own
+            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
             advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
 
         # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)

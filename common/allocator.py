@@ -9,8 +9,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 def keep_freed_memory():
     """Lets the C library keep large blocks that were freed.
 
-    By default it hands them back at once, and every minibatch pays for new pages again: a fifth of the update's time.
-    Only glibc, the C library of most Linux systems, has this knob; elsewhere nothing happens.
+    By default it hands them back at once, and every minibatch has to ask for new pages, which is slow. Only glibc,
+    the C library of most Linux systems, has this knob; elsewhere nothing happens.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 30)

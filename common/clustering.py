@@ -1,15 +1,16 @@
 """Hard labels of a full-covariance Gaussian mixture, as scikit-learn's GaussianMixture gives them but much faster.
 
-Component k owns few points compared with the D embedding dimensions, so its covariance is a multiple of the identity plus a
-low-rank term, S = eps I + B^T B, where B (s, D) has the rows sqrt(r_i / n_k) (x_i - mu) of its s points. With the small factor
-L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the determinant lemma give, exactly,
+Component k owns few points compared with the D embedding dimensions, so its covariance is a multiple of the identity
+plus a low-rank term, S = eps I + B^T B, where B (s, D) has the rows sqrt(r_i / n_k) (x_i - mu) of its s points. With the
+small factor L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the determinant lemma are exact:
 
     (x - mu)^T S^-1 (x - mu) = (|x - mu|^2 - |W (x - mu)|^2) / eps        log det S = (D - s) log eps + 2 sum log L_ii
 
-so that no D x D matrix is ever factorised. Random draws, constants and stopping rules are scikit-learn's; all is float64.
+so no D x D matrix is factorised. Random draws, constants and stopping rules are scikit-learn's; all is float64.
 """
 
 import numpy as np
+from sklearn.cluster import kmeans_plusplus
 from threadpoolctl import threadpool_limits
 
 EPSILON = 1e-6  # added to the diagonal of every covariance
@@ -17,7 +18,7 @@ EMPTY_SIZE = 10 * np.finfo(np.float64).eps  # added to the size of every compone
 
 
 def gmm_labels(embeddings, num_clusters, seed=1):
-    """Labels (T,) of the rows of `embeddings` (T, D) under a mixture of min(num_clusters, T) full-covariance Gaussians."""
+    """Labels (T,) of the rows of `embeddings` (T, D) under a mixture of min(num_clusters, T) full Gaussians."""
     data = np.asarray(embeddings).astype(np.float64)
     if data.ndim != 2 or data.size == 0 or not np.isfinite(data).all():
         raise ValueError(f"embeddings must be a non-empty (T, D) array of finite numbers, got shape {data.shape}")
@@ -27,12 +28,12 @@ def gmm_labels(embeddings, num_clusters, seed=1):
     with threadpool_limits(1):
         centred = data - data.mean(axis=0)
         basis = leading_directions(centred)
-        labels = kmeans_labels(centred, centred @ basis, num_clusters, np.random.RandomState(seed))
+        labels = kmeans_labels(centred, centred @ basis, num_clusters, seed)
         return expectation_maximisation(data, basis, np.eye(num_clusters)[:, labels])
 
 
 def leading_directions(centred, count=64):
-    """Orthonormal columns (D, q) that hold most of the variance: one power iteration started from evenly spaced rows."""
+    """Orthonormal columns (D, q) that hold most of the variance: one power iteration from evenly spaced rows."""
     start = centred[np.linspace(0, len(centred) - 1, min(count, *centred.shape)).astype(int)]
     return np.linalg.qr(centred.T @ (centred @ start.T))[0]
 
@@ -41,14 +42,13 @@ def squared_norms(rows):
     return np.einsum("...d,...d->...", rows, rows)
 
 
-def kmeans_labels(centred, head, num_clusters, random):
-    """K-means: greedy k-means++ seeding, then Lloyd iterations in which only the clusters that changed are recomputed."""
-    centres = centred[kmeans_plus_plus(centred, head, num_clusters, random)]  # (M, D)
+def kmeans_labels(centred, head, num_clusters, seed):
+    """K-means: greedy k-means++ seeding, then Lloyd iterations that recompute only the clusters that changed."""
+    centres = kmeans_plus_plus(centred, head, num_clusters, seed)
     tolerance = 1e-4 * np.square(centred).mean()
     scores = np.empty((len(centred), num_clusters))  # |c|^2 - 2 x.c, the squared distance but for |x|^2
     labels = np.full(len(centred), -1)
-    outdated = np.arange(num_clusters)  # clusters whose centre moved in the last iteration
-    relocated = []
+    outdated, relocated = np.arange(num_clusters), []  # clusters whose centre moved, or is not the mean of its rows
     for _ in range(300):
         scores[:, outdated] = distance_scores(centred, centres[outdated])
         previous, labels = labels, scores.argmin(axis=1)
@@ -70,18 +70,16 @@ def kmeans_labels(centred, head, num_clusters, random):
 
 
 def distance_scores(rows, centres):
-    """|c|^2 - 2 x.c (T, m): the squared distances of the rows to the centres but for |x|^2, which does not change the argmin."""
+    """|c|^2 - 2 x.c (T, m): squared distances of the rows to the centres but for |x|^2, which no argmin needs."""
     return (squared_norms(centres)[:, None] - (2 * centres) @ rows.T).T
 
 
 def relocate_empty_clusters(centred, labels, sizes, old, centres):
     """Move every empty cluster onto one of the points farthest from their old centres; returns the clusters touched."""
     empty = np.flatnonzero(sizes == 0)
-    if len(empty) == 0:
+    if len(empty) == 0 or (centred == old[labels]).all():
         return []
     distances = ((centred - old[labels]) ** 2).sum(axis=1)
-    if distances.max() == 0:
-        return []
     farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
     sizes = sizes.copy()
     for cluster, point in zip(empty, farthest):
@@ -93,13 +91,16 @@ def relocate_empty_clusters(centred, labels, sizes, old, centres):
     return np.concatenate([empty, labels[farthest]])
 
 
-def kmeans_plus_plus(centred, head, num_clusters, random):
-    """Row numbers (M,) of the seeds: of a few rows drawn by squared distance, the one that helps most is taken each time."""
+def kmeans_plus_plus(centred, head, num_clusters, seed):
+    """The seeds (M, D) of scikit-learn: each the most useful of a few rows drawn by squared distance."""
+    if len(centred) < 2000:  # nothing to gain
+        return kmeans_plusplus(centred, num_clusters, random_state=seed)[0]
+    random = np.random.RandomState(seed)
     norms = squared_norms(centred)
-    # Distances between these sketches never exceed the true ones: an orthonormal projection, and the length of the rest.
+    # Distances between these sketches never exceed the true ones: an orthonormal projection and the length of the rest.
     sketch = np.vstack([head.T, np.sqrt(np.maximum(norms - squared_norms(head), 0))])  # (q + 1, T)
     sketch_norms = squared_norms(sketch.T)
-    slack = 1e-9 * norms.max()  # far above the rounding error of the sketched distances
+    slack = 1e-9 * norms.max()  # far above all rounding errors
     trials = 2 + int(np.log(num_clusters))
     seeds = [random.choice(len(centred), p=np.full(len(centred), 1 / len(centred)))]
     closest = squared_norms(centred - centred[seeds[0]])
@@ -110,17 +111,21 @@ def kmeans_plus_plus(centred, head, num_clusters, random):
         near = np.flatnonzero((lower < closest + slack).any(axis=0))  # only these rows can get closer to a seed
         distances = norms[candidates, None] + norms[near] - 2 * centred[candidates] @ centred[near].T
         distances = np.minimum(np.maximum(distances, 0), closest[near])
-        best = distances.sum(axis=1).argmin()
+        potentials = distances.sum(axis=1)
+        best = potentials.argmin()
+        # Two rows nearest to each other are equally useful: only scikit-learn's own rounding tells which one it takes.
+        if ((potentials < potentials[best] + slack) & (candidates != candidates[best])).any():
+            return kmeans_plusplus(centred, num_clusters, random_state=seed)[0]
         closest[near] = distances[best]
         seeds.append(candidates[best])
-    return seeds
+    return centred[seeds]
 
 
 def expectation_maximisation(data, basis, responsibilities):
-    """Alternate M- and E-steps from the given (M, T) responsibilities; returns the most likely component of every row."""
+    """Alternate M- and E-steps from the (M, T) responsibilities; returns the most likely component of every row."""
     log_joint = np.empty_like(responsibilities)  # log(weight * density), but for a constant
     head = np.vstack([(data @ basis).T, np.ones(len(data))])  # (q + 1, T)
-    # Leaving out rows with a smaller share than this in a component changes its covariance by less than T * 1e-10 * eps.
+    # Leaving out rows with a smaller share than this in a component changes its covariance by < T * 1e-10 * eps.
     negligible = 1e-10 * min(1.0, EPSILON / max(4 * squared_norms(data - data.mean(axis=0)).max(), EPSILON))
     changed = np.arange(len(responsibilities))
     bound, converged = -np.inf, False

@@ -27,7 +27,7 @@ def success_rate(agent, forget):
 
 def test_agent_solves_the_corridor_with_its_memory_and_not_without(train):
     flags = ["--num-envs", 16, "--num-steps", 32, "--bptt-length", 8, "--minibatch-size", 64, "--reward-scale", 1]
-    flags += ["--learning-rate", 5e-4, "--anneal-lr", "--norm-adv"]
+    flags += ["--learning-rate", 5e-4, "--anneal-lr"]
     run = train("ppo_lstm.py", "--env", "memory", *flags, "--total-timesteps", 16384, "--save-model")
     agent = Agent(len(COLOURS))
     agent.load_state_dict(torch.load(run / "agent.pt", weights_only=True))

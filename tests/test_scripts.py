@@ -76,7 +76,7 @@ def test_same_seed_same_progress_in_vizdoom(train):
         ["--no-episodic-clustering"],
         ["--int-coef", 0],
         ["--ext-coef", 0],
-        ["--norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--clip-vloss"],
+        ["--no-norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--clip-vloss"],
     ],
     ids=lambda flags: flags[0],
 )

@@ -1,0 +1,28 @@
+import platform
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+PAGE_FAULTS = """
+import resource, torch
+{call}
+network = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Conv2d(32, 8, 3))
+minibatch = torch.rand(256, 3, 42, 42)
+for i in range(8):
+    if i == 3:  # the first ones have to ask the system in any case
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    network(minibatch).sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep freed memory")
+def test_large_blocks_are_used_again():
+    def count(call):
+        command = [sys.executable, "-c", PAGE_FAULTS.format(call=call)]
+        return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+
+    assert count("pass") > 20_000  # activations of 58 MB and their gradients, fetched from the system anew
+    assert count("from common.allocator import keep_freed_memory; keep_freed_memory()") < 2000
