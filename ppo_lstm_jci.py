@@ -271,13 +271,13 @@ class ClusterTable:
 
     def remember(self, rows, images, positions):
         """What the rows look like and where they are: means over the steps (T,) that `visit` has just counted."""
-        share = 1 / self.counts[rows].float()  # of a step in its row's mean
-        kept = 1 - torch.zeros(len(self.counts)).index_add_(0, rows, share)  # of what was in the mean before
-        num_new = len(self.counts) - len(self.images)
+        num_rows, num_new = len(self.counts), len(self.counts) - len(self.images)
+        kept = 1 - rows.bincount(minlength=num_rows) / self.counts  # share of the earlier steps in the means
+        sums = torch.zeros(num_rows, 3, 42, 42).index_add_(0, rows, images.float())
         self.images = F.pad(self.images, (0, 0, 0, 0, 0, 0, 0, num_new)) * kept[:, None, None, None]
-        self.images.index_add_(0, rows, images * share[:, None, None, None])
-        self.positions = F.pad(self.positions, (0, 0, 0, num_new)) * kept[:, None]
-        self.positions.index_add_(0, rows, positions * share[:, None])
+        self.images += sums / self.counts[:, None, None, None]
+        sums = torch.zeros(num_rows, 2).index_add_(0, rows, positions)
+        self.positions = F.pad(self.positions, (0, 0, 0, num_new)) * kept[:, None] + sums / self.counts[:, None]
 
     def state_dict(self):
         return {name: column for name, column in vars(self).items() if name != "kappa"}

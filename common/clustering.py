@@ -1,8 +1,8 @@
 """Hard labels of a full-covariance Gaussian mixture, as scikit-learn's GaussianMixture gives them but much faster.
 
 Component k owns few points compared with the D embedding dimensions, so its covariance is a multiple of the identity
-plus a low-rank term, S = eps I + B^T B, where B (s, D) has the rows sqrt(r_i / n_k) (x_i - mu) of its s points. With the
-small factor L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the determinant lemma are exact:
+plus a low-rank term, S = eps I + B^T B, where B (s, D) has the rows sqrt(r_i / n_k) (x_i - mu) of its s points. With
+L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the determinant lemma give exactly
 
     (x - mu)^T S^-1 (x - mu) = (|x - mu|^2 - |W (x - mu)|^2) / eps        log det S = (D - s) log eps + 2 sum log L_ii
 
