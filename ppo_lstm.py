@@ -199,7 +199,8 @@ def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
 
 if __name__ == "__main__":
     args = parse_args(Args, __doc__)
-    args.num_envs = args.num_envs or 32
+    if args.num_envs is None:
+        args.num_envs = 32
     check(args)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
