@@ -217,7 +217,7 @@ def test_videos_are_whole_episodes(train):
     run = train("ppo_lstm.py", *SMALL, "--total-timesteps", 640, "--capture-video")
     videos = sorted((run / "videos").iterdir())
     assert [video.name for video in videos] == [f"episode_{number:06d}.mp4" for number in (1, 8, 27)]
-    frames = list(imageio.get_reader(videos[0]))
+    frames = imageio.mimread(videos[0])
     assert len(frames) == 5  # four steps of the corridor, and the frame that ended it
     assert frames[0].shape == (126, 126, 3)
 
