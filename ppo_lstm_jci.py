@@ -245,13 +245,11 @@ class ClusterTable:
         counts = np.concatenate([self.counts.numpy(), np.zeros(num_clusters, dtype=np.int64)])
         matched_rows, base_counts, founders = [], [], []
         for m, size in enumerate(sizes.tolist()):
-            d = similarity[m, :num_rows]
-            if d.max(initial=-1) < self.kappa:  # (4) like nothing before: a new row, with lambda = 0
+            k = similarity[m, :num_rows].argmax() if num_rows else 0  # (3) k*(m)
+            if num_rows == 0 or similarity[m, k] < self.kappa:  # (4) like nothing before: a new row, with lambda = 0
                 k, num_rows = num_rows, num_rows + 1
                 similarity[:, k] = (centres @ centres[m]).numpy()
                 founders.append(m)
-            else:
-                k = d.argmax()  # (3) k*(m)
             matched_rows.append(k)
             base_counts.append(counts[k])
             counts[k] += size  # (7) lambda_k* += n_m, at once: a later cluster of this episode can match the same row
