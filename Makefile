@@ -1,4 +1,4 @@
-# Both targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 to 3.13).
+# Both targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 ARGS ?=
 

@@ -21,6 +21,7 @@ PANELS = {
     "losses/entropy": "entropy of the policy (nats)",
     "intrinsic/reward_mean": "mean bonus",
 }
+LIMITS = {"charts/episodic_return": (-0.3, 1.05), "exploration/coverage": (0, 1)}  # all that MyWayHome can give
 
 
 def read(path):
@@ -59,6 +60,8 @@ def main():
         axis.grid(alpha=0.3)
         if tag == "intrinsic/reward_mean":
             axis.set_yscale("log")
+        if tag in LIMITS:
+            axis.set_ylim(*LIMITS[tag])
     for axis in axes[1]:
         axis.set_xlabel("million agent steps")
     axes[0, 0].legend()
