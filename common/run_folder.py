@@ -3,6 +3,7 @@
 import argparse
 import csv
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -41,6 +42,8 @@ class RunFolder:
     """`log` writes a row to progress.csv and the same numbers to TensorBoard, `save` and `load` keep checkpoints."""
 
     def __init__(self, args, run_name):
+        if args.track and importlib.util.find_spec("wandb") is None:
+            raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
         self.path = Path(args.resume) if args.resume else Path("runs") / run_name
         self.path.mkdir(parents=True, exist_ok=True)
         self.csv_path = self.path / "progress.csv"

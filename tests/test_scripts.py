@@ -1,5 +1,6 @@
 """The scripts as users run them: whole runs, resumed, interrupted, killed, and refused."""
 
+import importlib.util
 import json
 import os
 import re
@@ -191,6 +192,14 @@ def test_bad_flags_end_in_one_sentence_before_anything_starts(flags, message, tr
     assert process.returncode != 0
     assert message in process.stderr
     assert len(process.stderr.strip().splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_track_without_wandb_says_what_to_type(train, tmp_path):
+    process = train("ppo_lstm.py", *SMALL, "--track", check=False)
+    assert process.returncode != 0
+    assert process.stderr.strip() == "--track needs the package wandb, which is not installed: type pip install wandb."
     assert os.listdir(tmp_path) == []
 
 
