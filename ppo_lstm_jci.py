@@ -233,7 +233,7 @@ class ClusterTable:
         """
         # (2) the episodic clusters m = 1..M in order of first appearance: sizes n_m, centres mu_m
         _, first_steps, labels = np.unique(labels, return_index=True, return_inverse=True)
-        labels = torch.from_numpy(first_steps.argsort().argsort()[labels])
+        labels = torch.from_numpy(first_steps.argsort().argsort()[labels])  # argsort twice: the rank of the first step
         sizes = torch.bincount(labels)
         sums = torch.zeros(len(sizes), embeddings.shape[1]).index_add_(0, labels, embeddings)
         centres = F.normalize(sums / sizes[:, None])  # (M, D)
@@ -256,7 +256,7 @@ class ClusterTable:
 
         # (5) rho_t = lambda_k* + number of steps t' <= t with the label of t,  (6) bonus_t = 1 / sqrt(rho_t)
         order = labels.argsort(stable=True)
-        ranks = torch.empty(len(labels), dtype=torch.int64)
+        ranks = torch.empty(len(labels), dtype=torch.int64)  # 1, 2, 3, ... within each cluster
         ranks[order] = torch.arange(1, len(labels) + 1) - (sizes.cumsum(0) - sizes)[labels[order]]
         bonuses = (torch.tensor(base_counts)[labels] + ranks) ** -0.5
 
