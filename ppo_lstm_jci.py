@@ -30,8 +30,10 @@ from tqdm import tqdm
 
 from common.allocator import keep_freed_memory
 from common.chained_lstm import chained_lstm
+from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
+from common.noisy_tv import NoisyTV
 from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
 from common.video import EpisodeVideos
 from common.visitation import VisitCounts
@@ -71,12 +73,18 @@ class Args:
     resume: Optional[str] = None
     """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
 
-    env: Literal["vizdoom", "memory"] = "vizdoom"
-    """ViZDoom's MyWayHome, or a corridor that needs memory but no simulator"""
+    env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
+    """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
     task: Literal["dense", "sparse", "very-sparse"] = "sparse"
     """where MyWayHome's player starts: anywhere, far from the armour, farther"""
+    scene: Optional[str] = None
+    """Habitat's scene, a file such as house.glb [default: Replica's apartment_0 in scenes-dir]"""
+    scenes_dir: Optional[str] = None
+    """folder with the Replica download [default: $HABITAT_SCENES_DIR, or else data/scene_datasets]"""
+    noisy_tv: bool = False
+    """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
     num_envs: Optional[int] = None
-    """parallel environments [default: 32]"""
+    """parallel environments [default: 32, in Habitat 1]"""
 
     total_timesteps: int = 2_000_000
     """agent steps in all environments together; a step is one decision, four tics of Doom"""
@@ -94,8 +102,8 @@ class Args:
     """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
     bptt_length: int = 64
     """steps through which the LSTM is trained"""
-    minibatch_size: int = 1024
-    """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
+    minibatch_size: Optional[int] = None
+    """frames per minibatch, in sequences of bptt-length (256 in the paper) [default: 1024, or all if fewer]"""
     update_epochs: int = 4
     """passes over each rollout"""
     norm_adv: bool = True
@@ -151,8 +159,12 @@ def check(args):
 def make_envs(args):
     """Simulators start at the first reset, so everything that can be refused has been refused by then."""
     if args.env == "vizdoom":
-        return MyWayHome(args.task, args.num_envs)
-    return MemoryCorridor(args.num_envs)
+        envs = MyWayHome(args.task, args.num_envs)
+    elif args.env == "habitat":
+        envs = Habitat(args.scene, args.scenes_dir, args.num_envs, args.seed)
+    else:
+        envs = MemoryCorridor(args.num_envs)
+    return NoisyTV(envs) if args.noisy_tv else envs
 
 
 def to_obs(frames, device):
@@ -299,7 +311,9 @@ def split_episodes(dones):
 if __name__ == "__main__":
     args = parse_args(Args, __doc__)
     if args.num_envs is None:
-        args.num_envs = 32
+        args.num_envs = 1 if args.env == "habitat" else 32
+    if args.minibatch_size is None:
+        args.minibatch_size = min(1024, args.num_envs * args.num_steps)
     check(args)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
@@ -335,7 +349,7 @@ if __name__ == "__main__":
     run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
     stop = StopOnSignal()
     next_frames, infos = envs.reset(seed=args.seed)
-    visits = VisitCounts(envs.cell_size, envs.reachable_cells())
+    visits = VisitCounts(envs.cells, envs.reachable_cells())
     recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
     iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
     if args.resume:
@@ -383,6 +397,7 @@ if __name__ == "__main__":
                     "rng": torch.get_rng_state(),
                 }
             )
+            run.log_image("exploration/visits", visits.heat_map(), global_step)
         if iteration >= num_iterations or stop.requested:
             break
 
@@ -394,6 +409,7 @@ if __name__ == "__main__":
         for step in range(args.num_steps):
             if stop.requested:
                 break
+            frames = next_frames
             obs[step] = next_obs
             dones[step] = next_done
             positions[step] = torch.from_numpy(infos["position"])
@@ -424,12 +440,12 @@ if __name__ == "__main__":
             # ---- method: step ----
             # ---- end method ----
 
+            visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
             episode_return += reward
             episode_length += 1
             if videos:
                 videos.add(next_frames[0], ended[0], infos)
             if ended.any():
-                visits.add(infos["final_info"]["position"][ended])
                 recent_returns.extend(episode_return[ended].tolist())
                 recent_lengths.extend(episode_length[ended].tolist())
                 num_episodes += int(ended.sum())
@@ -441,7 +457,6 @@ if __name__ == "__main__":
             continue  # to the checkpoint; the unfinished rollout is dropped
         global_step += batch_size
         iteration += 1
-        visits.add(positions.flatten(0, 1))
 
         # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
         ends = torch.cat([dones[1:], next_done[None]])
@@ -553,10 +568,12 @@ if __name__ == "__main__":
         timings = {f"time/{part}": share / seconds for part, share in watch.seconds.items()}
         timings["charts/SPS"] = batch_size / seconds
         run.log(metrics, global_step, timings)
-        progress.set_postfix_str(
-            f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, "
-            f"coverage {metrics['exploration/coverage']:.0%}"
-        )
+        summary = f"coverage {metrics['exploration/coverage']:.0%}"
+        if recent_returns:
+            summary = (
+                f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, {summary}"
+            )
+        progress.set_postfix_str(summary)
 
     progress.close()
     envs.close()

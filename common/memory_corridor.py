@@ -14,7 +14,6 @@ COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0]], dtype
 
 class MemoryCorridor(gym.vector.VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-    cell_size = 1
 
     def __init__(self, num_envs, length=4):
         self.num_envs = num_envs
@@ -41,6 +40,9 @@ class MemoryCorridor(gym.vector.VectorEnv):
         self.colour = np.where(at_exit, self.rng.integers(len(COLOURS), size=self.num_envs), self.colour)
         infos["position"] = self._positions()
         return self._frames(), rewards, at_exit, np.zeros(self.num_envs, dtype=bool), infos
+
+    def cells(self, positions):
+        return np.asarray(positions).astype(np.int64)
 
     def reachable_cells(self):
         return np.array([(place, 0) for place in range(self.length)])

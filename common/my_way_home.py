@@ -78,7 +78,7 @@ class MyWayHome(VectorEnv):
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
-    cell_size = 16  # map units, for counts of visited cells
+    cell_size = 16  # map units
 
     def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None):
         with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
@@ -237,8 +237,12 @@ class MyWayHome(VectorEnv):
         infos.update({"final_info": final_info, "_final_info": ended})
         return self.observations, np.array(rewards, np.float32), np.array(terminations), np.array(truncations), infos
 
-    def reachable_cells(self, cell_size=cell_size):
-        """Return, sorted, the (K, 2) grid cells floor(position / cell_size) that the player's centre can enter.
+    def cells(self, positions):
+        """The grid cells (B, 2) of positions (B, 2)."""
+        return np.floor(np.asarray(positions) / self.cell_size).astype(np.int64)
+
+    def reachable_cells(self):
+        """Return, sorted, the (K, 2) grid cells that the player's centre can enter.
 
         When the player touches a wall, its centre can lie exactly on the edge of a cell that it cannot enter, so count
         only visited cells that are among these. The cells around the armour are among them, but most are never
@@ -261,7 +265,7 @@ class MyWayHome(VectorEnv):
                     reached.append(point)
         indices = np.array(reached)
         points = np.stack([xs[indices[:, 0]], ys[indices[:, 1]]], 1)
-        return np.unique(np.floor(points / cell_size).astype(np.int64), axis=0)
+        return np.unique(self.cells(points), axis=0)
 
     def close_extras(self):
         """End the engines and remove their files."""

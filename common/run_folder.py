@@ -17,6 +17,7 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
+import imageio.v2 as imageio
 import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
@@ -45,34 +46,34 @@ class RunFolder:
         if args.track and importlib.util.find_spec("wandb") is None:
             raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
         self.path = Path(args.resume) if args.resume else Path("runs") / run_name
-        self.path.mkdir(parents=True, exist_ok=True)
         self.csv_path = self.path / "progress.csv"
+        self.args = args
         self.tracker = None
-        if args.track:
+
+    def start_logging(self, global_step):
+        """Makes the folder and opens the logs at `global_step`, without what a killed run wrote after its last save."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.args.track:
             import wandb
 
             self.tracker = wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
+                project=self.args.wandb_project_name,
+                entity=self.args.wandb_entity,
                 name=self.path.name,
                 dir=str(self.path),
-                config=vars(args),
+                config=vars(self.args),
                 sync_tensorboard=True,
-                resume="allow" if args.resume else None,
+                resume="allow" if self.args.resume else None,
                 id=self.path.name,
             )
         about = {
-            "args": vars(args),
+            "args": vars(self.args),
             "command": " ".join(sys.argv),
             "python": platform.python_version(),
             "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "gymnasium")},
             "git_commit": _git_commit(),
         }
         _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
-        self.writer = None
-
-    def start_logging(self, global_step):
-        """Opens the logs at `global_step`, dropping what a killed run had written after its last checkpoint."""
         if self.csv_path.exists():
             with self.csv_path.open(newline="") as file:
                 rows = list(csv.reader(file))
@@ -93,6 +94,11 @@ class RunFolder:
             if is_new:
                 rows.writerow(["global_step", *metrics])
             rows.writerow([global_step, *(f"{value:.6g}" for value in metrics.values())])
+
+    def log_image(self, tag, image, global_step):
+        """image: (H, W, 3) uint8; the newest one is in the folder as well, tag some/name as name.png."""
+        self.writer.add_image(tag, image, global_step, dataformats="HWC")
+        imageio.imwrite(self.path / f"{tag.split('/')[-1]}.png", image)
 
     def save(self, state):
         """Replaces checkpoint.pt in one step and keeps the one before as checkpoint.previous.pt."""

@@ -1,23 +1,28 @@
-"""Which cells of the map have been visited: counts, coverage of the reachable cells, and their entropy."""
+"""Which cells of the map have been visited: counts, coverage of the reachable cells, entropy, and a picture of it."""
 
 import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 
 
 class VisitCounts:
-    """Visits per grid cell over the whole run and all environments. `reachable_cells` is a (K, 2) integer array."""
+    """Visits per grid cell over the whole run and all environments.
 
-    def __init__(self, cell_size, reachable_cells):
-        self.cell_size = cell_size
+    `to_cells` turns (B, 2) positions into (B, 2) integer cells, `reachable_cells` is a (K, 2) integer array: both are
+    the environment's, because what a cell is depends on it.
+    """
+
+    def __init__(self, to_cells, reachable_cells):
+        self.to_cells = to_cells
         self.reachable = {tuple(cell) for cell in np.asarray(reachable_cells).tolist()}
         self.counts = {}
 
     def add(self, positions):
-        """positions: (B, 2) map coordinates."""
-        cells = np.floor(np.asarray(positions) / self.cell_size).astype(int)
-        cells, counts = np.unique(cells, axis=0, return_counts=True)
-        for cell, count in zip(map(tuple, cells.tolist()), counts.tolist()):
-            self.counts[cell] = self.counts.get(cell, 0) + count
+        """positions: (B, 2) map coordinates, those after a step; where an episode starts is no visit."""
+        for cell in map(tuple, self.to_cells(positions).tolist()):
+            self.counts[cell] = self.counts.get(cell, 0) + 1
 
     def unique_cells(self):
         return len(self.counts)
@@ -31,6 +36,27 @@ class VisitCounts:
         share = np.array(list(self.counts.values()), dtype=float)
         share /= share.sum()
         return float(-(share * np.log(share)).sum())
+
+    def heat_map(self):
+        """A picture (H, W, 3) uint8: visits in colour (log scale) over the map, whose reachable cells are grey."""
+        map_cells = np.array(sorted(self.reachable | self.counts.keys()))
+        low, high = map_cells.min(axis=0), map_cells.max(axis=0)
+        floor, visits = np.full((2, *(high - low + 1)), np.nan)
+        floor[tuple((np.array(sorted(self.reachable)) - low).T)] = 1
+        if self.counts:
+            visits[tuple((np.array(list(self.counts)) - low).T)] = list(self.counts.values())
+        figure = Figure(figsize=(8, 6), dpi=100, layout="constrained")
+        canvas, axis = FigureCanvasAgg(figure), figure.subplots()
+        extent = (low[0] - 0.5, high[0] + 0.5, low[1] - 0.5, high[1] + 0.5)
+        show = {"origin": "lower", "extent": extent, "interpolation": "nearest"}
+        axis.imshow(floor.T, cmap="Greys", vmin=0, vmax=5, **show)
+        if self.counts:
+            norm = LogNorm(1, max(2, np.nanmax(visits)))
+            figure.colorbar(axis.imshow(visits.T, cmap="viridis", norm=norm, **show), ax=axis, label="visits")
+        axis.set_title(f"{self.coverage():.1%} of {len(self.reachable)} reachable cells visited")
+        axis.set_xlabel("cells")
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[:, :, :3]
 
     def state_dict(self):
         return {
