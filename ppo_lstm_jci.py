@@ -43,7 +43,7 @@ import math
 
 from common.bonus_log import BonusLog
 from common.clustering import gmm_labels
-from common.encoders import RandomEncoder
+from common.encoders import make_encoder
 
 # ---- end method ----
 
@@ -124,14 +124,18 @@ class Args:
     """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
 
     # ---- method: args ----
-    encoder: Literal["random"] = "random"
-    """frozen features: a random convolutional network"""
+    encoder: Literal["random", "dino"] = "random"
+    """frozen features: a random convolutional network, or DINOv2 (slow without a GPU)"""
+    dino_model: str = "facebook/dinov2-small"
+    """a vision model of the hub, such as facebook/dinov2-large, or a folder that save_pretrained wrote"""
+    authors_preprocessing: bool = False
+    """DINO sees the middle of the frame without ImageNet's normalisation, as in the authors' code"""
     int_coef: float = 0.1
     """weight of the bonus"""
-    kappa: float = 0.8
-    """a cluster whose cosine similarity to every row of the table is below this opens a new row"""
+    kappa: Optional[float] = None
+    """a cluster less similar (cosine) to every row of the table opens a row [default: 0.8; Habitat, random: 0.9]"""
     num_clusters: Optional[int] = None
-    """M, components of the mixture [default: 250 in a rollout, a tenth of the steps of an episode]"""
+    """M, components of the mixture [default: 250 in a rollout, in Habitat 30; a tenth of the steps of an episode]"""
     cluster_scope: Literal["rollout", "episode"] = "rollout"
     """what is clustered together: the steps of all environments in a rollout, or each episode's by themselves"""
     episodic_clustering: bool = True
@@ -334,13 +338,16 @@ if __name__ == "__main__":
     method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
 
     # ---- method: init ----
+    if args.kappa is None:
+        args.kappa = 0.9 if args.env == "habitat" and args.encoder == "random" else 0.8
     if not 0 < args.kappa <= 1:
         sys.exit(f"--kappa {args.kappa} must be above 0 and at most 1.")
     if args.num_clusters is None and args.cluster_scope == "rollout":
-        args.num_clusters = 250
+        args.num_clusters = 30 if args.env == "habitat" else 250
     if args.num_clusters is not None and args.num_clusters < 1:
         sys.exit("--num-clusters must be at least 1.")
-    encoder = RandomEncoder().to(device)
+    encoder = make_encoder(args, device)
+    images = torch.zeros((args.num_steps, args.num_envs, *encoder.image_shape), dtype=torch.uint8, device=device)
     table = ClusterTable(args.kappa, encoder.embedding_size)
     bonus_log = BonusLog(args.num_envs)
     method.update(encoder=encoder, table=table, bonus_log=bonus_log)
@@ -438,6 +445,7 @@ if __name__ == "__main__":
                 final_values[step] = value * torch.from_numpy(truncations).to(device)
 
             # ---- method: step ----
+            images[step] = encoder.prepare(frames, obs[step])
             # ---- end method ----
 
             visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
@@ -463,7 +471,7 @@ if __name__ == "__main__":
         total_rewards = args.reward_scale * args.ext_coef * rewards
         # ---- method: reward ----
         # the bonus of o_t belongs to the step that starts at o_t; (T, N, ...) -> (T * N, ...), in order of time
-        embeddings = encoder(obs.flatten(0, 1)).cpu()  # (1)
+        embeddings = encoder(images.flatten(0, 1)).cpu()  # (1)
         intrinsic_rewards = torch.zeros(batch_size)
         episodes = [torch.arange(batch_size)] if args.cluster_scope == "rollout" else split_episodes(dones)
         for steps in episodes:
