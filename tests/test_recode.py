@@ -184,8 +184,9 @@ def test_memory_and_normaliser_come_back_from_their_states(tmp_path):
     for seen in (0, 20, 600):  # nothing yet, growing, full
         memory, stats = AtomMemory(args, DIMENSION), RunningMeanStd()
         stats.update(torch.cat([memory.visit(embeddings[:seen], draws[:seen])[0], torch.ones(1)]))
-        torch.save({"memory": memory.state_dict(), "stats": stats.state_dict()}, tmp_path / "checkpoint.pt")
-        expected, _ = memory.visit(embeddings[seen:], draws[seen:])  # must not change what was saved
+        state = {"memory": memory.state_dict(), "stats": stats.state_dict()}
+        expected, _ = memory.visit(embeddings[seen:], draws[seen:])  # must leave the state as it was
+        torch.save(state, tmp_path / "checkpoint.pt")
         saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
         memory_again, stats_again = AtomMemory(args, DIMENSION), RunningMeanStd()
         memory_again.load_state_dict(saved["memory"])
