@@ -1,0 +1,598 @@
+"""RECODE: PPO-LSTM paid for embeddings that a memory of clusters has hardly counted.
+
+A memory of atoms f_l with fading counts c_l is updated with every embedding e; a step that leads to e is paid
+ext_coef * r_t + int_coef * r(e) / std(r), with r(e) = 1 / (sqrt(N) + c) and N = sum_l (1 + c_l) K(f_l, e), a count of e
+smoothed by the kernel K. `diff ppo_lstm.py ppo_lstm_recode.py` shows the method and nothing else.
+
+    python ppo_lstm_recode.py                                          # ViZDoom MyWayHome-Sparse, random features
+    python ppo_lstm_recode.py --task very-sparse --memory-size 2000    # farther away, with a larger memory
+
+Paper: Saade et al., "Unlocking the Power of Representations in Long-term Novelty-based Exploration", arXiv 2305.01521.
+Docs: docs/recode.md
+"""
+
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the game engines
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributions.categorical import Categorical
+from tqdm import tqdm
+
+from common.allocator import keep_freed_memory
+from common.chained_lstm import chained_lstm
+from common.habitat import Habitat
+from common.memory_corridor import MemoryCorridor
+from common.my_way_home import MyWayHome
+from common.noisy_tv import NoisyTV
+from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.video import EpisodeVideos
+from common.visitation import VisitCounts
+
+# ---- method: imports ----
+import math
+
+from common.bonus_log import BonusLog
+from common.encoders import RandomEncoder
+from common.running_stats import RunningMeanStd
+
+# ---- end method ----
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of the weights, the policy's samples and the environments"""
+    torch_deterministic: bool = True
+    """ask cuDNN for deterministic kernels"""
+    cuda: bool = True
+    """use a GPU if there is one"""
+    track: bool = False
+    """send the logs to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "just-cluster-it"
+    """the project's name at Weights and Biases"""
+    wandb_entity: Optional[str] = None
+    """the team at Weights and Biases"""
+    capture_video: bool = False
+    """write episodes 1, 8, 27, ..., 1000, 2000, ... of the first environment to the run folder as videos"""
+    save_model: bool = False
+    """write the final weights of the agent to the run folder as agent.pt"""
+    checkpoint_every: int = 10
+    """iterations between two checkpoints"""
+    resume: Optional[str] = None
+    """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
+
+    env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
+    """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
+    task: Literal["dense", "sparse", "very-sparse"] = "sparse"
+    """where MyWayHome's player starts: anywhere, far from the armour, farther"""
+    scene: Optional[str] = None
+    """Habitat's scene, a file such as house.glb [default: Replica's apartment_0 in scenes-dir]"""
+    scenes_dir: Optional[str] = None
+    """folder with the Replica download [default: $HABITAT_SCENES_DIR, or else data/scene_datasets]"""
+    noisy_tv: bool = False
+    """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
+    num_envs: Optional[int] = None
+    """parallel environments [default: 32, in Habitat 1]"""
+
+    total_timesteps: int = 2_000_000
+    """agent steps in all environments together; a step is one decision, four tics of Doom"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam (1e-4 in the paper)"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    num_steps: int = 256
+    """steps per environment in each rollout"""
+    gamma: float = 0.99
+    """discount"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation"""
+    bootstrap_timeouts: bool = True
+    """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
+    bptt_length: int = 64
+    """steps through which the LSTM is trained"""
+    minibatch_size: Optional[int] = None
+    """frames per minibatch, in sequences of bptt-length (256 in the paper) [default: 1024, or all if fewer]"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
+    clip_coef: float = 0.1
+    """clipping of the policy's ratio"""
+    clip_vloss: bool = False
+    """clip the value's change by clip-coef as well (in the paper)"""
+    ent_coef: float = 0.02
+    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient"""
+    ext_coef: float = 1.0
+    """weight of the extrinsic reward"""
+    reward_scale: float = 10.0
+    """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
+
+    # ---- method: args ----
+    encoder: Literal["random"] = "random"
+    """frozen features: a random convolutional network"""
+    int_coef: float = 0.01
+    """weight of the bonus (ours: a bonus of deviation 1 is larger than one of 1 / sqrt(count))"""
+    norm_bonus: bool = True
+    """divide the bonus by its running standard deviation (RECODE's paper)"""
+    memory_size: int = 700
+    """atoms in the memory (the JCI paper's RECODE)"""
+    num_neighbours: int = 20
+    """k, nearest atoms whose mean squared distance goes into the distance scale (both papers)"""
+    count_decay: float = 0.999
+    """gamma of RECODE, factor on all counts at every embedding (both papers)"""
+    insertion_probability: float = 0.05
+    """eta, probability that an embedding far from all atoms becomes an atom (both papers)"""
+    kappa: float = 0.2
+    """farther than kappa times the distance scale, both squared, is far (both papers)"""
+    reward_constant: float = 0.01
+    """c, bounds the bonus by 1 / c (both papers)"""
+    distance_rate: float = 1e-4
+    """tau, weight of a new distance in the distance scale (the papers' 0.9999 read as the weight of the old)"""
+    kernel_epsilon: float = 1e-4
+    """epsilon of the kernel (not published; ours: reward_constant squared, see the docs)"""
+    startup_atoms: int = 20
+    """until there are so many atoms N is at least 1, so that nothing is paid 1 / c (not published; ours: k)"""
+    min_count: float = 1e-100
+    """smallest count in the removal's 1 / count^2 (not published; ours: only keeps it finite)"""
+    # ---- end method ----
+
+
+def check(args):
+    """Ends the program with one sentence if flags do not fit together."""
+    num_frames = args.num_envs * args.num_steps
+    for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
+    if args.num_steps % args.bptt_length:
+        sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
+    if args.minibatch_size % args.bptt_length or num_frames % args.minibatch_size:
+        sys.exit(
+            f"--minibatch-size {args.minibatch_size} must be a multiple of --bptt-length {args.bptt_length} and divide "
+            f"num-envs x num-steps = {num_frames}; try --minibatch-size {args.bptt_length}."
+        )
+    if args.total_timesteps < num_frames:
+        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
+
+
+def make_envs(args):
+    """Simulators start at the first reset, so everything that can be refused has been refused by then."""
+    if args.env == "vizdoom":
+        envs = MyWayHome(args.task, args.num_envs)
+    elif args.env == "habitat":
+        envs = Habitat(args.scene, args.scenes_dir, args.num_envs, args.seed)
+    else:
+        envs = MemoryCorridor(args.num_envs)
+    return NoisyTV(envs) if args.noisy_tv else envs
+
+
+def to_obs(frames, device):
+    """(N, H, W, 3) frames of any size -> (N, 3, 42, 42) uint8"""
+    frames = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    return F.interpolate(frames, (42, 42), mode="bilinear", antialias=True).to(device)
+
+
+def layer_init(layer):
+    """Rows of length 1 in a random direction, as in the authors' code."""
+    nn.init.normal_(layer.weight)
+    layer.weight.data /= layer.weight.data.norm(dim=1, keepdim=True)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, num_actions):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.network = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
+        # the paper's recurrence: both cells see the same 288 features, the second goes on from the first one's state
+        self.lstm_1 = nn.LSTMCell(288, 256)
+        self.lstm_2 = nn.LSTMCell(288, 256)
+        self.actor = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, num_actions)))
+        self.critic = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, 1)))
+
+    def initial_state(self, num_envs, device):
+        return torch.zeros(num_envs, 256, device=device), torch.zeros(num_envs, 256, device=device)
+
+    def get_states(self, x, lstm_state, done):
+        # x (T, N, 3, 42, 42), done (T, N), lstm_state 2 x (N, 256); done[t] empties the state *before* step t
+        frames = x.flatten(0, 1).to(torch.float32, memory_format=torch.channels_last) / 255
+        features = self.network(frames).view(*x.shape[:2], -1)
+        return chained_lstm(features, done, lstm_state, self.lstm_1, self.lstm_2)
+
+    def get_value(self, x, lstm_state, done):
+        hidden, _ = self.get_states(x, lstm_state, done)
+        return self.critic(hidden).squeeze(-1)
+
+    def get_action_and_value(self, x, lstm_state, done, action=None):
+        hidden, lstm_state = self.get_states(x, lstm_state, done)
+        probs = Categorical(logits=self.actor(hidden))
+        if action is None:
+            action = probs.sample()
+        return action, probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1), lstm_state
+
+
+def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
+    """Generalised advantage estimation, all (T, N); next_values[t]: the value of what step t led to, 0 after death."""
+    advantages = torch.zeros_like(rewards)
+    lastgaelam = 0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] - values[t]
+        advantages[t] = lastgaelam = delta + gamma * gae_lambda * (1 - ends[t]) * lastgaelam
+    return advantages
+
+
+# ---- method: modules ----
+class AtomMemory:
+    """Atoms with counts, shared by all environments and never reset. Equation numbers are those of docs/recode.md."""
+
+    def __init__(self, args, embedding_size):
+        self.args = args
+        self.atoms = np.zeros((args.memory_size, embedding_size), dtype=np.float32)  # f_l, in the first num_atoms rows
+        self.counts = np.zeros(args.memory_size)  # c_l
+        self.num_atoms = 0
+        self.distance_scale, self.num_distances = 0.0, 0  # d2, and how many embeddings have contributed to it
+        self.differences = np.empty_like(self.atoms)  # scratch
+
+    def squared_distances(self, e):
+        """(num_atoms,), from differences: 0 for equal vectors, where |f|^2 - 2 f e + |e|^2 would be rounding noise"""
+        differences = np.subtract(self.atoms[: self.num_atoms], e, out=self.differences[: self.num_atoms])
+        return np.einsum("ld,ld->l", differences, differences).astype(np.float64)
+
+    def visit(self, embeddings, draws):
+        """Pay for embeddings (B, D) one after the other; each changes the memory that the next one meets.
+
+        draws (B, 2): uniform in [0, 1), for insertion and removal -> bonuses (B,) and the number of insertions
+        """
+        args, bonuses, num_insertions = self.args, np.empty(len(embeddings)), 0
+        for step, (e, (u, v)) in enumerate(zip(embeddings, draws)):
+            distances, counts = self.squared_distances(e), self.counts[: self.num_atoms]
+            # (2) K is 0 outside the ball, (3) N = sum_l (1 + c_l) K(f_l, e), (4) r = 1 / (sqrt(N) + c)
+            ball = distances < self.distance_scale
+            kernel = args.kernel_epsilon / (args.kernel_epsilon + distances[ball] / self.distance_scale)
+            soft_count = ((1 + counts[ball]) * kernel).sum()
+            if self.num_atoms < args.startup_atoms:
+                soft_count = max(soft_count, 1.0)
+            bonuses[step] = 1 / (math.sqrt(soft_count) + args.reward_constant)
+            is_new = self.num_atoms == 0
+            if not is_new:
+                # (5) d2, a plain mean until tau is larger than the weight of a new distance in it
+                k = min(args.num_neighbours, self.num_atoms)
+                self.num_distances += 1
+                rate = max(args.distance_rate, 1 / self.num_distances)
+                self.distance_scale += rate * float(np.partition(distances, k - 1)[:k].mean() - self.distance_scale)
+                counts *= args.count_decay  # (6)
+                i = distances.argmin()
+                is_new = distances[i] > args.kappa * self.distance_scale and u < args.insertion_probability  # (7)
+            if is_new:
+                j = self.make_room(v)
+                self.atoms[j], self.counts[j] = e, 1  # (10)
+                num_insertions += 1
+            else:
+                self.atoms[i] += (e - self.atoms[i]) / np.float32(counts[i] + 1)  # (11) = (c_i f_i + e) / (c_i + 1)
+                counts[i] += 1
+        return torch.from_numpy(bonuses), num_insertions
+
+    def make_room(self, v):
+        """The row for a new atom: a free one, or that of an atom which is removed for it; v is uniform in [0, 1)."""
+        if self.num_atoms < self.args.memory_size:
+            self.num_atoms += 1
+            return self.num_atoms - 1
+        thresholds = (np.maximum(self.counts, self.args.min_count) ** -2).cumsum()
+        j = thresholds.searchsorted(v * thresholds[-1])  # (8) P(j) ~ 1 / c_j^2
+        distances = self.squared_distances(self.atoms[j])
+        distances[j] = np.inf
+        self.counts[distances.argmin()] += self.counts[j]  # (9) its visits stay counted, nearby
+        return j
+
+    def state_dict(self):
+        atoms, counts = torch.from_numpy(self.atoms[: self.num_atoms]), torch.from_numpy(self.counts[: self.num_atoms])
+        return {"atoms": atoms.clone(), "counts": counts.clone(), "scale": [self.distance_scale, self.num_distances]}
+
+    def load_state_dict(self, state):
+        self.num_atoms = len(state["counts"])
+        if self.num_atoms > self.args.memory_size:
+            sys.exit(f"--memory-size must hold the {self.num_atoms} atoms of the checkpoint: type at least that many.")
+        self.atoms[: self.num_atoms] = state["atoms"].cpu()
+        self.counts[: self.num_atoms] = state["counts"].cpu()
+        self.distance_scale, self.num_distances = state["scale"]
+
+
+# ---- end method ----
+
+
+if __name__ == "__main__":
+    args = parse_args(Args, __doc__)
+    if args.num_envs is None:
+        args.num_envs = 1 if args.env == "habitat" else 32
+    if args.minibatch_size is None:
+        args.minibatch_size = min(1024, args.num_envs * args.num_steps)
+    check(args)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = args.total_timesteps // batch_size
+    num_sequences = batch_size // args.bptt_length
+    sequences_per_minibatch = args.minibatch_size // args.bptt_length
+
+    # TRY NOT TO MODIFY: seeding
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    keep_freed_memory()
+
+    envs = make_envs(args)
+    agent = Agent(envs.single_action_space.n).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8)
+    method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
+
+    # ---- method: init ----
+    lows = {"memory_size": 2, "num_neighbours": 1, "reward_constant": 1e-6, "kernel_epsilon": 1e-9, "min_count": 1e-150}
+    for name, low in lows.items():
+        if getattr(args, name) < low:
+            sys.exit(f"--{name.replace('_', '-')} must be at least {low}.")
+    for name in ("count_decay", "insertion_probability", "distance_rate"):
+        if not 0 <= getattr(args, name) <= 1:
+            sys.exit(f"--{name.replace('_', '-')} must be between 0 and 1.")
+    encoder = RandomEncoder().to(device)
+    memory = AtomMemory(args, encoder.embedding_size)
+    bonus_stats = RunningMeanStd()
+    bonus_log = BonusLog(args.num_envs)
+    method.update(encoder=encoder, memory=memory, bonus_stats=bonus_stats, bonus_log=bonus_log)
+    next_observations = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    # ---- end method ----
+
+    run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    stop = StopOnSignal()
+    next_frames, infos = envs.reset(seed=args.seed)
+    visits = VisitCounts(envs.cells, envs.reachable_cells())
+    recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
+    iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
+    if args.resume:
+        checkpoint = run.load(device)
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        visits.load_state_dict(checkpoint["visits"])
+        for name, part in method.items():
+            part.load_state_dict(checkpoint["method"][name])
+        recent_returns.extend(checkpoint["recent_returns"])
+        recent_lengths.extend(checkpoint["recent_lengths"])
+        iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
+        torch.set_rng_state(checkpoint["rng"].cpu())
+        next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
+    videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
+    run.start_logging(global_step)
+
+    # ALGO LOGIC: storage
+    obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((args.num_steps, args.num_envs), device=device)
+    rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
+    dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
+    values = torch.zeros((args.num_steps, args.num_envs), device=device)
+    final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
+    positions = torch.zeros((args.num_steps, args.num_envs, 2))
+    initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
+    next_obs = to_obs(next_frames, device)
+    next_done = torch.ones(args.num_envs, device=device)
+    next_lstm_state = agent.initial_state(args.num_envs, device)
+    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, dtype=int)
+    progress = tqdm(total=num_iterations * batch_size, initial=global_step, unit=" steps", mininterval=1)
+
+    while True:
+        if iteration % args.checkpoint_every == 0 or iteration == num_iterations or stop.requested:
+            run.save(
+                {
+                    "agent": agent.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "method": {name: part.state_dict() for name, part in method.items()},
+                    "visits": visits.state_dict(),
+                    "recent_returns": list(recent_returns),
+                    "recent_lengths": list(recent_lengths),
+                    "counters": [iteration, global_step, num_episodes, num_goals],
+                    "rng": torch.get_rng_state(),
+                }
+            )
+            run.log_image("exploration/visits", visits.heat_map(), global_step)
+        if iteration >= num_iterations or stop.requested:
+            break
+
+        watch = Stopwatch()
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (1 - iteration / num_iterations) * args.learning_rate
+
+        final_values.zero_()
+        for step in range(args.num_steps):
+            if stop.requested:
+                break
+            frames = next_frames
+            obs[step] = next_obs
+            dones[step] = next_done
+            positions[step] = torch.from_numpy(infos["position"])
+            if step % args.bptt_length == 0:
+                initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
+
+            # ALGO LOGIC: action logic
+            with torch.no_grad():
+                action, logprob, _, value, next_lstm_state = agent.get_action_and_value(
+                    next_obs[None], next_lstm_state, next_done[None]
+                )
+            actions[step], logprobs[step], values[step] = action[0], logprob[0], value[0]
+            watch.lap("policy")
+
+            # TRY NOT TO MODIFY: execute the game
+            next_frames, reward, terminations, truncations, infos = envs.step(action[0].cpu().numpy())
+            ended = terminations | truncations
+            rewards[step] = torch.from_numpy(reward)
+            next_obs = to_obs(next_frames, device)
+            next_done = torch.from_numpy(ended).float().to(device)
+            if args.bootstrap_timeouts and truncations.any():
+                # a time-out is no death: the value of the true last frame, with the LSTM state that led to it
+                final_obs = to_obs(infos["final_obs"], device)
+                with torch.no_grad():
+                    value = agent.get_value(final_obs[None], next_lstm_state, torch.zeros_like(next_done)[None])[0]
+                final_values[step] = value * torch.from_numpy(truncations).to(device)
+
+            # ---- method: step ----
+            next_observations[step] = next_obs
+            if ended.any():  # what the step led to is the old episode's last frame, not the next one's first
+                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
+            # ---- end method ----
+
+            visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
+            episode_return += reward
+            episode_length += 1
+            if videos:
+                videos.add(next_frames[0], ended[0], infos)
+            if ended.any():
+                recent_returns.extend(episode_return[ended].tolist())
+                recent_lengths.extend(episode_length[ended].tolist())
+                num_episodes += int(ended.sum())
+                num_goals += int((episode_return[ended] > 0).sum())
+                episode_return[ended], episode_length[ended] = 0, 0
+            watch.lap("env")
+            progress.update(args.num_envs)
+        if stop.requested:
+            continue  # to the checkpoint; the unfinished rollout is dropped
+        global_step += batch_size
+        iteration += 1
+
+        # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
+        ends = torch.cat([dones[1:], next_done[None]])
+        total_rewards = args.reward_scale * args.ext_coef * rewards
+        # ---- method: reward ----
+        # the bonus belongs to the step that arrives at e; (T, N, ...) -> (T * N, ...), in order of time
+        embeddings = encoder(next_observations.flatten(0, 1)).cpu().numpy()  # (1)
+        draws = torch.rand(batch_size, 2, dtype=torch.float64).numpy()
+        bonuses, num_insertions = memory.visit(embeddings, draws)
+        bonus_stats.update(bonuses)
+        if args.norm_bonus:
+            bonuses /= bonus_stats.std  # (12)
+        intrinsic_rewards = bonuses.float().view(args.num_steps, args.num_envs).to(device)
+        total_rewards += args.reward_scale * args.int_coef * intrinsic_rewards
+        # ---- end method ----
+        watch.lap("bonus")
+
+        # bootstrap value if not done
+        with torch.no_grad():
+            next_value = agent.get_value(next_obs[None], next_lstm_state, next_done[None])
+        next_values = torch.where(ends.bool(), final_values, torch.cat([values[1:], next_value]))
+        advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        advantage_std = advantages.std()
+        if args.norm_adv:
+            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
+            advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
+
+        # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
+        def sequences(x):
+            x = x.unflatten(0, (-1, args.bptt_length)).transpose(0, 1)
+            return x.reshape(args.bptt_length, num_sequences, *x.shape[3:])
+
+        b_obs, b_actions, b_logprobs, b_dones = map(sequences, (obs, actions, logprobs, dones))
+        b_advantages, b_returns, b_values = map(sequences, (advantages, returns, values))
+        b_lstm_states = initial_lstm_states.transpose(0, 1).flatten(1, 2)  # (T / L, 2, N, 256) -> (2, S, 256)
+
+        # Optimizing the policy and value network
+        losses = []
+        for epoch in range(args.update_epochs):
+            for mb_inds in torch.randperm(num_sequences).to(device).split(sequences_per_minibatch):
+                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
+                    b_obs[:, mb_inds], tuple(b_lstm_states[:, mb_inds]), b_dones[:, mb_inds], b_actions[:, mb_inds]
+                )
+                logratio = newlogprob - b_logprobs[:, mb_inds]
+                ratio = logratio.exp()
+
+                # Policy loss
+                mb_advantages = b_advantages[:, mb_inds]
+                pg_loss1 = -mb_advantages * ratio
+                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss = torch.max(pg_loss1, pg_loss2).mean()
+
+                # Value loss
+                v_loss = (newvalue - b_returns[:, mb_inds]) ** 2
+                if args.clip_vloss:
+                    v_change = torch.clamp(newvalue - b_values[:, mb_inds], -args.clip_coef, args.clip_coef)
+                    v_loss = torch.max(v_loss, (b_values[:, mb_inds] + v_change - b_returns[:, mb_inds]) ** 2)
+                v_loss = v_loss.mean()
+
+                entropy_loss = entropy.mean()
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+                with torch.no_grad():
+                    # calculate approx_kl http://joschu.net/blog/kl-approx.html
+                    old_approx_kl = (-logratio).mean()
+                    approx_kl = ((ratio - 1) - logratio).mean()
+                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                    if not losses:
+                        first_ratio_error = (ratio - 1).abs().max()  # 0: the update recomputes what the rollout did
+                    losses.append(
+                        torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, grad_norm])
+                    )
+
+        # ---- method: update ----
+        # ---- end method ----
+        watch.lap("update")
+
+        # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
+        loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+        metrics = {
+            "charts/episodic_return": np.mean(recent_returns) if recent_returns else np.nan,
+            "charts/episodic_length": np.mean(recent_lengths) if recent_lengths else np.nan,
+            "charts/success": np.mean([r > 0 for r in recent_returns]) if recent_returns else np.nan,
+            "charts/episodes": num_episodes,
+            "charts/goals": num_goals,
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            **{f"losses/{name}": value.item() for name, value in zip(loss_names, torch.stack(losses).mean(0))},
+            "losses/first_ratio_error": first_ratio_error.item(),
+            "losses/explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
+            "losses/advantage_std": advantage_std.item(),
+            "exploration/unique_cells": visits.unique_cells(),
+            "exploration/coverage": visits.coverage(),
+            "exploration/visitation_entropy": visits.entropy(),
+        }
+        # ---- method: log ----
+        metrics.update(bonus_log.metrics(intrinsic_rewards, ends))
+        metrics["intrinsic/normalizer_std"] = bonus_stats.std.item()
+        metrics["intrinsic/num_atoms"] = memory.num_atoms
+        metrics["intrinsic/insertions"] = num_insertions
+        metrics["intrinsic/distance_scale"] = memory.distance_scale
+        # ---- end method ----
+        seconds = sum(watch.seconds.values())
+        timings = {f"time/{part}": share / seconds for part, share in watch.seconds.items()}
+        timings["charts/SPS"] = batch_size / seconds
+        run.log(metrics, global_step, timings)
+        summary = f"coverage {metrics['exploration/coverage']:.0%}"
+        if recent_returns:
+            summary = (
+                f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, {summary}"
+            )
+        progress.set_postfix_str(summary)
+
+    progress.close()
+    envs.close()
+    run.close()
+    if args.save_model:
+        torch.save(agent.state_dict(), run.path / "agent.pt")
+    print(f"The run is in {run.path}" + (f"; go on with --resume {run.path}" if iteration < num_iterations else ""))
