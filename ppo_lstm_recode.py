@@ -39,10 +39,8 @@ from common.video import EpisodeVideos
 from common.visitation import VisitCounts
 
 # ---- method: imports ----
-import math
-
 from common.bonus_log import BonusLog
-from common.encoders import RandomEncoder
+from common.encoders import make_encoder
 from common.running_stats import RunningMeanStd
 
 # ---- end method ----
@@ -124,8 +122,12 @@ class Args:
     """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
 
     # ---- method: args ----
-    encoder: Literal["random"] = "random"
-    """frozen features: a random convolutional network"""
+    encoder: Literal["random", "dino"] = "random"
+    """frozen features: a random convolutional network, or DINOv2 (slow without a GPU)"""
+    dino_model: str = "facebook/dinov2-small"
+    """a vision model of the hub, such as facebook/dinov2-large, or a folder that save_pretrained wrote"""
+    authors_preprocessing: bool = False
+    """DINO sees the middle of the frame without ImageNet's normalisation, as in the authors' code"""
     int_coef: float = 0.01
     """weight of the bonus (ours: a bonus of deviation 1 is larger than one of 1 / sqrt(count))"""
     norm_bonus: bool = True
@@ -270,7 +272,7 @@ class AtomMemory:
             soft_count = ((1 + counts[ball]) * kernel).sum()
             if self.num_atoms < args.startup_atoms:
                 soft_count = max(soft_count, 1.0)
-            bonuses[step] = 1 / (math.sqrt(soft_count) + args.reward_constant)
+            bonuses[step] = 1 / (soft_count**0.5 + args.reward_constant)
             is_new = self.num_atoms == 0
             if not is_new:
                 # (5) d2, a plain mean until tau is larger than the weight of a new distance in it
@@ -351,12 +353,12 @@ if __name__ == "__main__":
     for name in ("count_decay", "insertion_probability", "distance_rate"):
         if not 0 <= getattr(args, name) <= 1:
             sys.exit(f"--{name.replace('_', '-')} must be between 0 and 1.")
-    encoder = RandomEncoder().to(device)
+    encoder = make_encoder(args, device)
     memory = AtomMemory(args, encoder.embedding_size)
     bonus_stats = RunningMeanStd()
     bonus_log = BonusLog(args.num_envs)
     method.update(encoder=encoder, memory=memory, bonus_stats=bonus_stats, bonus_log=bonus_log)
-    next_observations = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    images = torch.zeros((args.num_steps, args.num_envs, *encoder.image_shape), dtype=torch.uint8, device=device)
     # ---- end method ----
 
     run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
@@ -451,9 +453,9 @@ if __name__ == "__main__":
                 final_values[step] = value * torch.from_numpy(truncations).to(device)
 
             # ---- method: step ----
-            next_observations[step] = next_obs
-            if ended.any():  # what the step led to is the old episode's last frame, not the next one's first
-                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
+            # what the step led to: at its end the old episode's last frame, not the next one's first
+            arrived = np.where(ended[:, None, None, None], infos["final_obs"], next_frames)
+            images[step] = encoder.prepare(arrived, to_obs(arrived, device))
             # ---- end method ----
 
             visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
@@ -479,7 +481,7 @@ if __name__ == "__main__":
         total_rewards = args.reward_scale * args.ext_coef * rewards
         # ---- method: reward ----
         # the bonus belongs to the step that arrives at e; (T, N, ...) -> (T * N, ...), in order of time
-        embeddings = encoder(next_observations.flatten(0, 1)).cpu().numpy()  # (1)
+        embeddings = encoder(images.flatten(0, 1)).cpu().numpy()  # (1)
         draws = torch.rand(batch_size, 2, dtype=torch.float64).numpy()
         bonuses, num_insertions = memory.visit(embeddings, draws)
         bonus_stats.update(bonuses)
