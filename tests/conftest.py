@@ -1,5 +1,7 @@
 import csv
 import os
+import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +31,20 @@ def train(tmp_path):
 def read_progress(run_folder):
     with open(run_folder / "progress.csv", newline="") as file:
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch):
+    """Runs a script in this process, in an empty folder, and returns its variables as training left them."""
+
+    def run(script, *flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return runpy.run_path(str(ROOT / script), run_name="__main__")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    return run
