@@ -97,7 +97,7 @@ class Habitat(VectorEnv):
         self.positions = np.zeros((num_envs, 2), np.float32)
         self.episode_steps = np.zeros(num_envs, np.int64)
         # Where there is a GPU of NVIDIA it may still be closed to OpenGL, as in many containers: then without it.
-        self.gpus = [0, -1] if os.path.exists("/dev/nvidia0") else [-1]
+        self.gpus = [0, -1] if glob.glob("/dev/nvidia[0-9]*") else [-1]
         self.workers = []
 
     def _start_worker(self):

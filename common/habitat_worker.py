@@ -33,11 +33,20 @@ def make_simulator(scene, gpu):
         stage.orient_up, stage.orient_front = (0.0, 1.0, 0.0), (0.0, 0.0, -1.0)
         mediator.stage_template_manager.register_template(stage, scene)
     simulator = habitat_sim.Simulator(habitat_sim.Configuration(settings, [agent], mediator))
-    if not simulator.pathfinder.is_loaded:  # no navmesh came with the scene
+    if not simulator.pathfinder.is_loaded and os.path.exists(name + ".navmesh"):
+        simulator.pathfinder.load_nav_mesh(name + ".navmesh")
+    if not simulator.pathfinder.is_loaded:  # none came with the scene, or none that can be read
         defaults = habitat_sim.NavMeshSettings()
         defaults.set_defaults()
         simulator.recompute_navmesh(simulator.pathfinder, defaults)
     return simulator
+
+
+def largest_island(pathfinder):
+    """Return the number of the largest connected part of the navmesh and its triangles (M, 3, 2), seen from above."""
+    island = max(range(pathfinder.num_islands), key=pathfinder.island_area)
+    corners = np.array(pathfinder.build_navmesh_vertices(island))[pathfinder.build_navmesh_vertex_indices(island)]
+    return island, corners.reshape(-1, 3, 3)[:, :, [0, 2]]
 
 
 def start_state(pathfinder, island, seed):
@@ -59,9 +68,7 @@ def serve(connection, scene, seed, gpu):
             "put a .stage_config.json beside it as docs/habitat.md shows, else choose another scene."
         )
         return
-    island = max(range(pathfinder.num_islands), key=pathfinder.island_area)
-    corners = np.array(pathfinder.build_navmesh_vertices(island))[pathfinder.build_navmesh_vertex_indices(island)]
-    floor = corners.reshape(-1, 3, 3)[:, :, [0, 2]]  # (M, 3, 2): triangles, seen from above
+    island, floor = largest_island(pathfinder)
     simulator.initialize_agent(0, start_state(pathfinder, island, seed))
 
     def look(observations):
