@@ -406,22 +406,23 @@ def test_real_start_steps_and_coverage(make):
 
     reachable = {tuple(cell) for cell in envs.reachable_cells().tolist()}
     generator, visited, distances, coverage = np.random.default_rng(0), set(), [], []
-    before = infos["position"]
+    before, turned = infos["position"], []
     for step in range(37, 501):
         actions = generator.choice(3, 2, p=[0.6, 0.2, 0.2])
         observations, rewards, terminations, truncations, infos = envs.step(actions)
         assert truncations.tolist() == [step == 500] * 2
         after = np.where(truncations[:, None], infos["final_info"]["position"], infos["position"])
         distances += np.linalg.norm(after - before, axis=1)[actions == FORWARD].tolist()
-        assert (after == before)[actions != FORWARD].all()
+        turned.append(np.abs(after - before)[actions != FORWARD].max(initial=0))
         visited |= set(map(tuple, envs.cells(after).tolist()))
         coverage.append(len(visited & reachable) / len(reachable))
         before = after
     assert (observations == first).all()
     assert (infos["position"] == start).all()
     assert (infos["final_obs"] != first).any()
-    assert np.isclose(distances, 0.25, atol=0.01).mean() > 0.3, "0.25 m, where the way is free and flat"
-    assert max(distances) < 0.26
+    assert np.isclose(distances, 0.25, atol=0.001).sum() >= 10, "0.25 m, where the way is free and flat"
+    assert max(distances) < 0.3, "at a wall it is pushed a little"
+    assert max(turned) < 0.001, "a turn moves the agent by rounding errors only"
     assert coverage[-1] > coverage[100] > coverage[0]
     assert len(visited & reachable) > 0.5 * len(visited), "the others are cells at the edge, along which it slides"
 
