@@ -4,7 +4,8 @@ Usage: python benchmark/rooms.py
 
 Plays the task "dense", which starts everywhere, with random actions, and compares the dark second room of the task
 "sparse" with the rest of the map: brightness, length of the embeddings, and the rows that equally many frames open at
-kappa 0.8, each frame being a cluster of its own. Three encoders, each with three samples of frames.
+kappa 0.8, each frame being a cluster of its own. Three encoders on pixels from 0 to 1 (--encoder random-uncentred) and
+the same on pixels from -0.5 to 0.5 (--encoder random), each with three samples of frames.
 """
 
 import sys
@@ -44,10 +45,11 @@ def main():
     x, y = positions.T
     second_room = (x > 384) & (x < 575) & (y > -300) & (y < -110)
     brightness = obs.float().mean(dim=(1, 2, 3)).numpy()
-    print(f"{'encoder':8}{'where':14}{'frames':>7}{'brightness':>12}{'length':>8}   rows opened by {SAMPLE} frames")
-    for seed in (1, 2, 3):
+    print(f"{'pixels':11}{'seed':6}{'where':14}{'frames':>7}{'brightness':>12}{'length':>8}   rows of {SAMPLE} frames")
+    for seed, centred in ((seed, centred) for centred in (False, True) for seed in (1, 2, 3)):
         torch.manual_seed(seed)
-        embeddings = RandomEncoder()(obs)
+        embeddings = RandomEncoder(centred)(obs)
+        pixels = "-0.5 to 0.5" if centred else "0 to 1"
         rng = np.random.default_rng(seed)
         for name, here in (("second room", second_room), ("everywhere else", ~second_room)):
             rows = []
@@ -57,7 +59,7 @@ def main():
                 table.visit(embeddings[sample], np.arange(len(sample)), 0)
                 rows.append(len(table.counts))
             length = embeddings[here].norm(dim=1).mean()
-            print(f"{seed:<8}{name:16}{here.sum():5}{brightness[here].mean():12.1f}{length:8.2f}   {rows}", flush=True)
+            print(f"{pixels:13}{seed:<4}{name:16}{here.sum():5}{brightness[here].mean():12.1f}{length:8.2f}   {rows}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # wh
 
 def make_encoder(args, device):
     """The encoder that the flags ask for; says how long DINO will take."""
-    if args.encoder == "random":
-        return RandomEncoder().to(device)
+    if args.encoder != "dino":
+        return RandomEncoder(centred=args.encoder == "random").to(device)
     if args.noisy_tv and args.authors_preprocessing:
         raise SystemExit("--authors-preprocessing cuts parts of --noisy-tv off: type only one of the two.")
     encoder = DinoEncoder(args.dino_model, device, args.authors_preprocessing)
@@ -29,6 +29,9 @@ def make_encoder(args, device):
 class RandomEncoder(nn.Module):
     """A random convolutional network: 42 x 42 frames to 384 numbers.
 
+    `centred` pixels run from -0.5 to 0.5, so that dark frames look alike. From 0 to 1, as in the paper, a dark frame
+    has a short embedding, whose direction, all that the cosine sees, depends on its faintest details.
+
     The orthogonal weights matter: with PyTorch's default initialisation all embeddings point the same way, and no
     threshold on their cosine similarity can tell them apart.
     """
@@ -36,8 +39,9 @@ class RandomEncoder(nn.Module):
     image_shape = (3, 42, 42)
     embedding_size = 384
 
-    def __init__(self):
+    def __init__(self, centred=True):
         super().__init__()
+        self.darkest = -0.5 if centred else 0.0
         layers = []
         for channels in (3, 32, 32, 32):
             layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
@@ -57,7 +61,9 @@ class RandomEncoder(nn.Module):
         """images: (B, 3, 42, 42) uint8 -> (B, 384)"""
         embeddings = []
         for chunk in images.split(128):  # small enough for the activations to stay in the cache
-            embeddings.append(self.network(chunk.to(torch.float32, memory_format=torch.channels_last) / 255))
+            embeddings.append(
+                self.network(chunk.to(torch.float32, memory_format=torch.channels_last) / 255 + self.darkest)
+            )
         return torch.cat(embeddings)
 
 

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from common.encoders import DinoEncoder, RandomEncoder
 
 
-def test_random_encoder_is_four_elu_convolutions_and_a_linear_layer():
-    encoder = RandomEncoder()
+@pytest.mark.parametrize(("centred", "darkest"), [(True, -0.5), (False, 0)])
+def test_random_encoder_is_four_elu_convolutions_and_a_linear_layer(centred, darkest):
+    encoder = RandomEncoder(centred)
     frames = torch.randint(256, (300, 3, 42, 42), dtype=torch.uint8)  # more than one chunk
-    x = frames.float() / 255
+    x = frames.float() / 255 + darkest
     for layer in encoder.network:
         if isinstance(layer, torch.nn.Conv2d):
             x = torch.nn.functional.elu(torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride=2, padding=1))
