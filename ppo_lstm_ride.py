@@ -128,11 +128,11 @@ class Args:
     normalize_bonus: bool = True
     """divide the bonus by its running deviation (not in the paper)"""
     forward_coef: float = 0.2
-    """weight of the forward model's loss (as in ppo_lstm_icm.py; 10 in the paper's MiniGrid)"""
+    """weight of the forward model's loss (as in ppo_lstm_icm.py; 10 in the authors' MiniGrid)"""
     inverse_coef: float = 0.8
-    """weight of the inverse model's loss (as in ppo_lstm_icm.py; 0.1 in the paper's MiniGrid)"""
-    models_learning_rate: float = 1e-4
-    """learning rate of Adam for phi and both models (1e-4 in the authors' code)"""
+    """weight of the inverse model's loss (as in ppo_lstm_icm.py; 0.1 in the authors' MiniGrid)"""
+    models_learning_rate: float = 1e-3
+    """learning rate of Adam for phi and both models (1e-4 in the authors' code, with more updates)"""
     models_minibatch_size: int = 256
     """transitions per minibatch of phi and both models (ours)"""
     count_key: Literal["hash", "frame"] = "hash"
@@ -238,9 +238,14 @@ class DynamicsModels(nn.Module):
         layers = []
         for channels in (3, 32, 32, 32):
             layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
-        self.encoder = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
+        self.encoder = nn.Sequential(*layers, nn.Flatten())
         self.inverse_model = nn.Sequential(nn.Linear(2 * 288, 256), nn.ReLU(), nn.Linear(256, num_actions))
         self.forward_model = nn.Sequential(nn.Linear(288 + num_actions, 256), nn.ReLU(), nn.Linear(256, 288))
+        for layer in self.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.orthogonal_(layer.weight, 2**0.5)
+                nn.init.zeros_(layer.bias)
+        self.encoder.to(memory_format=torch.channels_last)
 
     def embed(self, frames):
         """(1) frames (..., 3, 42, 42) uint8 -> phi (..., 288)"""
@@ -532,7 +537,7 @@ if __name__ == "__main__":
             features, next_features = models.embed(all_obs[mb_inds]), models.embed(all_next_obs[mb_inds])
             logits = models.inverse_logits(features, next_features)
             inverse_loss = F.cross_entropy(logits, all_actions[mb_inds])
-            forward_loss = models.forward_errors(features, all_actions[mb_inds], next_features).mean()
+            forward_loss = models.forward_errors(features, all_actions[mb_inds], next_features).mean() / 288
             models_loss = args.inverse_coef * inverse_loss + args.forward_coef * forward_loss  # (4)
             models_optimizer.zero_grad()
             models_loss.backward()
