@@ -1,0 +1,592 @@
+"""RIDE: PPO-LSTM paid for changing what a learned encoder sees, less where it has been before in the same episode.
+
+An encoder phi is trained by an inverse and a forward model, as in ppo_lstm_icm.py; the bonus is how far the step moves
+phi, divided by the root of the episode's visits to where it leads. A step is paid ext_coef * r_t + int_coef *
+||phi(o_t+1) - phi(o_t)|| / sqrt(N_ep(o_t+1)) / deviation. `diff ppo_lstm.py ppo_lstm_ride.py` shows the method and
+nothing else, `diff ppo_lstm_icm.py ppo_lstm_ride.py` the step from Curiosity to RIDE.
+
+    python ppo_lstm_ride.py                                        # ViZDoom MyWayHome-Sparse
+    python ppo_lstm_ride.py --task very-sparse --hash-bits 12      # farther away, with coarser visits
+
+Paper: Raileanu and Rocktaeschel, "RIDE: Rewarding Impact-Driven Exploration for Procedurally-Generated Environments",
+ICLR 2020. Docs: docs/ride.md
+"""
+
+import os
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the game engines
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributions.categorical import Categorical
+from tqdm import tqdm
+
+from common.allocator import keep_freed_memory
+from common.chained_lstm import chained_lstm
+from common.habitat import Habitat
+from common.memory_corridor import MemoryCorridor
+from common.my_way_home import MyWayHome
+from common.noisy_tv import NoisyTV
+from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.video import EpisodeVideos
+from common.visitation import VisitCounts
+
+# ---- method: imports ----
+from common.bonus_log import BonusLog
+from common.frame_keys import SimHash, exact_keys
+from common.running_stats import RunningMeanStd
+
+# ---- end method ----
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of the weights, the policy's samples and the environments"""
+    torch_deterministic: bool = True
+    """ask cuDNN for deterministic kernels"""
+    cuda: bool = True
+    """use a GPU if there is one"""
+    track: bool = False
+    """send the logs to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "just-cluster-it"
+    """the project's name at Weights and Biases"""
+    wandb_entity: Optional[str] = None
+    """the team at Weights and Biases"""
+    capture_video: bool = False
+    """write episodes 1, 8, 27, ..., 1000, 2000, ... of the first environment to the run folder as videos"""
+    save_model: bool = False
+    """write the final weights of the agent to the run folder as agent.pt"""
+    checkpoint_every: int = 10
+    """iterations between two checkpoints"""
+    resume: Optional[str] = None
+    """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
+
+    env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
+    """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
+    task: Literal["dense", "sparse", "very-sparse"] = "sparse"
+    """where MyWayHome's player starts: anywhere, far from the armour, farther"""
+    scene: Optional[str] = None
+    """Habitat's scene, a file such as house.glb [default: Replica's apartment_0 in scenes-dir]"""
+    scenes_dir: Optional[str] = None
+    """folder with the Replica download [default: $HABITAT_SCENES_DIR, or else data/scene_datasets]"""
+    noisy_tv: bool = False
+    """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
+    num_envs: Optional[int] = None
+    """parallel environments [default: 32, in Habitat 1]"""
+
+    total_timesteps: int = 2_000_000
+    """agent steps in all environments together; a step is one decision, four tics of Doom"""
+    learning_rate: float = 2.5e-4
+    """learning rate of Adam (1e-4 in the paper)"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    num_steps: int = 256
+    """steps per environment in each rollout"""
+    gamma: float = 0.99
+    """discount"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation"""
+    bootstrap_timeouts: bool = True
+    """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
+    bptt_length: int = 64
+    """steps through which the LSTM is trained"""
+    minibatch_size: Optional[int] = None
+    """frames per minibatch, in sequences of bptt-length (256 in the paper) [default: 1024, or all if fewer]"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
+    clip_coef: float = 0.1
+    """clipping of the policy's ratio"""
+    clip_vloss: bool = False
+    """clip the value's change by clip-coef as well (in the paper)"""
+    ent_coef: float = 0.02
+    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient"""
+    ext_coef: float = 1.0
+    """weight of the extrinsic reward"""
+    reward_scale: float = 10.0
+    """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
+
+    # ---- method: args ----
+    int_coef: float = 0.01
+    """weight of the bonus (ours)"""
+    normalize_bonus: bool = True
+    """divide the bonus by its running deviation (not in the paper)"""
+    forward_coef: float = 0.2
+    """weight of the forward model's loss (as in ppo_lstm_icm.py; 10 in the authors' MiniGrid)"""
+    inverse_coef: float = 0.8
+    """weight of the inverse model's loss (as in ppo_lstm_icm.py; 0.1 in the authors' MiniGrid)"""
+    models_learning_rate: float = 1e-3
+    """learning rate of Adam for phi and both models (1e-4 in the authors' code, with more updates)"""
+    models_minibatch_size: int = 256
+    """transitions per minibatch of phi and both models (ours)"""
+    count_key: Literal["hash", "frame"] = "hash"
+    """what is visited: a hash of the frame, or the very same frame (in the authors' code)"""
+    hash_bits: int = 16
+    """bits of the hash; fewer make more frames alike (ours)"""
+    # ---- end method ----
+
+
+def check(args):
+    """Ends the program with one sentence if flags do not fit together."""
+    num_frames = args.num_envs * args.num_steps
+    for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
+    if args.num_steps % args.bptt_length:
+        sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
+    if args.minibatch_size % args.bptt_length or num_frames % args.minibatch_size:
+        sys.exit(
+            f"--minibatch-size {args.minibatch_size} must be a multiple of --bptt-length {args.bptt_length} and divide "
+            f"num-envs x num-steps = {num_frames}; try --minibatch-size {args.bptt_length}."
+        )
+    if args.total_timesteps < num_frames:
+        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
+
+
+def make_envs(args):
+    """Simulators start at the first reset, so everything that can be refused has been refused by then."""
+    if args.env == "vizdoom":
+        envs = MyWayHome(args.task, args.num_envs)
+    elif args.env == "habitat":
+        envs = Habitat(args.scene, args.scenes_dir, args.num_envs, args.seed)
+    else:
+        envs = MemoryCorridor(args.num_envs)
+    return NoisyTV(envs) if args.noisy_tv else envs
+
+
+def to_obs(frames, device):
+    """(N, H, W, 3) frames of any size -> (N, 3, 42, 42) uint8"""
+    frames = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    return F.interpolate(frames, (42, 42), mode="bilinear", antialias=True).to(device)
+
+
+def layer_init(layer):
+    """Rows of length 1 in a random direction, as in the authors' code."""
+    nn.init.normal_(layer.weight)
+    layer.weight.data /= layer.weight.data.norm(dim=1, keepdim=True)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    def __init__(self, num_actions):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.network = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
+        # the paper's recurrence: both cells see the same 288 features, the second goes on from the first one's state
+        self.lstm_1 = nn.LSTMCell(288, 256)
+        self.lstm_2 = nn.LSTMCell(288, 256)
+        self.actor = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, num_actions)))
+        self.critic = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, 1)))
+
+    def initial_state(self, num_envs, device):
+        return torch.zeros(num_envs, 256, device=device), torch.zeros(num_envs, 256, device=device)
+
+    def get_states(self, x, lstm_state, done):
+        # x (T, N, 3, 42, 42), done (T, N), lstm_state 2 x (N, 256); done[t] empties the state *before* step t
+        frames = x.flatten(0, 1).to(torch.float32, memory_format=torch.channels_last) / 255
+        features = self.network(frames).view(*x.shape[:2], -1)
+        return chained_lstm(features, done, lstm_state, self.lstm_1, self.lstm_2)
+
+    def get_value(self, x, lstm_state, done):
+        hidden, _ = self.get_states(x, lstm_state, done)
+        return self.critic(hidden).squeeze(-1)
+
+    def get_action_and_value(self, x, lstm_state, done, action=None):
+        hidden, lstm_state = self.get_states(x, lstm_state, done)
+        probs = Categorical(logits=self.actor(hidden))
+        if action is None:
+            action = probs.sample()
+        return action, probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1), lstm_state
+
+
+def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
+    """Generalised advantage estimation, all (T, N); next_values[t]: the value of what step t led to, 0 after death."""
+    advantages = torch.zeros_like(rewards)
+    lastgaelam = 0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] - values[t]
+        advantages[t] = lastgaelam = delta + gamma * gae_lambda * (1 - ends[t]) * lastgaelam
+    return advantages
+
+
+# ---- method: modules ----
+class DynamicsModels(nn.Module):
+    """phi, and the two models that train it. Equation numbers are those of docs/ride.md."""
+
+    def __init__(self, num_actions):
+        super().__init__()
+        self.num_actions = num_actions
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.encoder = nn.Sequential(*layers, nn.Flatten())
+        self.inverse_model = nn.Sequential(nn.Linear(2 * 288, 256), nn.ReLU(), nn.Linear(256, num_actions))
+        self.forward_model = nn.Sequential(nn.Linear(288 + num_actions, 256), nn.ReLU(), nn.Linear(256, 288))
+        for layer in self.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.orthogonal_(layer.weight, 2**0.5)
+                nn.init.zeros_(layer.bias)
+        self.encoder.to(memory_format=torch.channels_last)
+
+    def embed(self, frames):
+        """(1) frames (..., 3, 42, 42) uint8 -> phi (..., 288)"""
+        features = []
+        for chunk in frames.flatten(0, -4).split(256):  # small enough for the activations to stay in the cache
+            features.append(self.encoder(chunk.to(torch.float32, memory_format=torch.channels_last) / 255))
+        return torch.cat(features).view(*frames.shape[:-3], 288)
+
+    def inverse_logits(self, features, next_features):
+        """(2) which action led from phi(o_t) to phi(o_t+1)? (..., num_actions)"""
+        return self.inverse_model(torch.cat([features, next_features], -1))
+
+    def forward_errors(self, features, actions, next_features):
+        """(3) half the squared distance (...) of the predicted to the true phi(o_t+1), which is not held fixed"""
+        one_hot_actions = F.one_hot(actions, self.num_actions).float()
+        predictions = self.forward_model(torch.cat([features, one_hot_actions], -1))
+        return 0.5 * (predictions - next_features).square().sum(-1)
+
+
+@torch.no_grad()
+def rollout_features(models, obs, next_observations, ends):
+    """phi(o_t) and phi(o_t+1), both (T, N, 288); only where an episode ends is o_t+1 not the next row's o_t."""
+    features = models.embed(obs)
+    next_features = torch.cat([features[1:], models.embed(next_observations[-1:])])
+    next_features[ends.bool()] = models.embed(next_observations[ends.bool()])
+    return features, next_features
+
+
+class EpisodicCounts:
+    """(6) N_ep, for each environment by itself. A checkpoint does not need it: a resumed run starts fresh episodes."""
+
+    def __init__(self, num_envs):
+        self.visits = [{} for _ in range(num_envs)]  # key -> visits in the episode so far
+
+    def visit(self, keys, next_keys, dones):
+        """keys of o_t and of o_t+1, T lists of N; dones (T, N): o_t starts an episode -> N_ep(o_t+1) (T, N)"""
+        counts = torch.zeros(dones.shape)
+        for t, row in enumerate(dones.tolist()):
+            for env, done in enumerate(row):
+                if done:
+                    self.visits[env] = {keys[t][env]: 1}  # the agent has been where it starts
+                key = next_keys[t][env]
+                counts[t, env] = self.visits[env][key] = self.visits[env].get(key, 0) + 1
+        return counts
+
+
+# ---- end method ----
+
+
+if __name__ == "__main__":
+    args = parse_args(Args, __doc__)
+    if args.num_envs is None:
+        args.num_envs = 1 if args.env == "habitat" else 32
+    if args.minibatch_size is None:
+        args.minibatch_size = min(1024, args.num_envs * args.num_steps)
+    check(args)
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = args.total_timesteps // batch_size
+    num_sequences = batch_size // args.bptt_length
+    sequences_per_minibatch = args.minibatch_size // args.bptt_length
+
+    # TRY NOT TO MODIFY: seeding
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    keep_freed_memory()
+
+    envs = make_envs(args)
+    agent = Agent(envs.single_action_space.n).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8)
+    method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
+
+    # ---- method: init ----
+    if args.models_minibatch_size < 1:
+        sys.exit("--models-minibatch-size must be at least 1.")
+    if not 1 <= args.hash_bits <= 62:
+        sys.exit(f"--hash-bits {args.hash_bits} must be from 1 to 62.")
+    models = DynamicsModels(envs.single_action_space.n).to(device)
+    models_optimizer = torch.optim.Adam(models.parameters(), lr=args.models_learning_rate)
+    hasher = SimHash(args.hash_bits).to(device)
+    count_keys = hasher if args.count_key == "hash" else exact_keys
+    episodic_counts = EpisodicCounts(args.num_envs)
+    normalizer = RunningMeanStd()
+    bonus_log = BonusLog(args.num_envs)
+    method.update(models=models, models_optimizer=models_optimizer, normalizer=normalizer, bonus_log=bonus_log)
+    method.update(hasher=hasher)
+    next_observations = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    # ---- end method ----
+
+    run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    stop = StopOnSignal()
+    next_frames, infos = envs.reset(seed=args.seed)
+    visits = VisitCounts(envs.cells, envs.reachable_cells())
+    recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
+    iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
+    if args.resume:
+        checkpoint = run.load(device)
+        agent.load_state_dict(checkpoint["agent"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        visits.load_state_dict(checkpoint["visits"])
+        for name, part in method.items():
+            part.load_state_dict(checkpoint["method"][name])
+        recent_returns.extend(checkpoint["recent_returns"])
+        recent_lengths.extend(checkpoint["recent_lengths"])
+        iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
+        torch.set_rng_state(checkpoint["rng"].cpu())
+        next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
+    videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
+    run.start_logging(global_step)
+
+    # ALGO LOGIC: storage
+    obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((args.num_steps, args.num_envs), device=device)
+    rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
+    dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
+    values = torch.zeros((args.num_steps, args.num_envs), device=device)
+    final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
+    positions = torch.zeros((args.num_steps, args.num_envs, 2))
+    initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
+    next_obs = to_obs(next_frames, device)
+    next_done = torch.ones(args.num_envs, device=device)
+    next_lstm_state = agent.initial_state(args.num_envs, device)
+    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, dtype=int)
+    progress = tqdm(total=num_iterations * batch_size, initial=global_step, unit=" steps", mininterval=1)
+
+    while True:
+        if iteration % args.checkpoint_every == 0 or iteration == num_iterations or stop.requested:
+            run.save(
+                {
+                    "agent": agent.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "method": {name: part.state_dict() for name, part in method.items()},
+                    "visits": visits.state_dict(),
+                    "recent_returns": list(recent_returns),
+                    "recent_lengths": list(recent_lengths),
+                    "counters": [iteration, global_step, num_episodes, num_goals],
+                    "rng": torch.get_rng_state(),
+                }
+            )
+            run.log_image("exploration/visits", visits.heat_map(), global_step)
+        if iteration >= num_iterations or stop.requested:
+            break
+
+        watch = Stopwatch()
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (1 - iteration / num_iterations) * args.learning_rate
+
+        final_values.zero_()
+        for step in range(args.num_steps):
+            if stop.requested:
+                break
+            frames = next_frames
+            obs[step] = next_obs
+            dones[step] = next_done
+            positions[step] = torch.from_numpy(infos["position"])
+            if step % args.bptt_length == 0:
+                initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
+
+            # ALGO LOGIC: action logic
+            with torch.no_grad():
+                action, logprob, _, value, next_lstm_state = agent.get_action_and_value(
+                    next_obs[None], next_lstm_state, next_done[None]
+                )
+            actions[step], logprobs[step], values[step] = action[0], logprob[0], value[0]
+            watch.lap("policy")
+
+            # TRY NOT TO MODIFY: execute the game
+            next_frames, reward, terminations, truncations, infos = envs.step(action[0].cpu().numpy())
+            ended = terminations | truncations
+            rewards[step] = torch.from_numpy(reward)
+            next_obs = to_obs(next_frames, device)
+            next_done = torch.from_numpy(ended).float().to(device)
+            if args.bootstrap_timeouts and truncations.any():
+                # a time-out is no death: the value of the true last frame, with the LSTM state that led to it
+                final_obs = to_obs(infos["final_obs"], device)
+                with torch.no_grad():
+                    value = agent.get_value(final_obs[None], next_lstm_state, torch.zeros_like(next_done)[None])[0]
+                final_values[step] = value * torch.from_numpy(truncations).to(device)
+
+            # ---- method: step ----
+            next_observations[step] = next_obs
+            if ended.any():  # what the step led to is the old episode's last frame, not the next one's first
+                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
+            # ---- end method ----
+
+            visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
+            episode_return += reward
+            episode_length += 1
+            if videos:
+                videos.add(next_frames[0], ended[0], infos)
+            if ended.any():
+                recent_returns.extend(episode_return[ended].tolist())
+                recent_lengths.extend(episode_length[ended].tolist())
+                num_episodes += int(ended.sum())
+                num_goals += int((episode_return[ended] > 0).sum())
+                episode_return[ended], episode_length[ended] = 0, 0
+            watch.lap("env")
+            progress.update(args.num_envs)
+        if stop.requested:
+            continue  # to the checkpoint; the unfinished rollout is dropped
+        global_step += batch_size
+        iteration += 1
+
+        # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
+        ends = torch.cat([dones[1:], next_done[None]])
+        total_rewards = args.reward_scale * args.ext_coef * rewards
+        # ---- method: reward ----
+        # the bonus of a transition comes from phi as it was while it was made
+        features, next_features = rollout_features(models, obs, next_observations, ends)
+        impact = (next_features - features).norm(dim=-1)
+        counts = episodic_counts.visit(count_keys(obs), count_keys(next_observations), dones).to(device)
+        intrinsic_rewards = impact / counts.sqrt()  # (7)
+        normalizer.update(intrinsic_rewards.flatten())
+        if args.normalize_bonus:
+            intrinsic_rewards = intrinsic_rewards / normalizer.std
+        total_rewards += args.reward_scale * args.int_coef * intrinsic_rewards
+        # ---- end method ----
+        watch.lap("bonus")
+
+        # bootstrap value if not done
+        with torch.no_grad():
+            next_value = agent.get_value(next_obs[None], next_lstm_state, next_done[None])
+        next_values = torch.where(ends.bool(), final_values, torch.cat([values[1:], next_value]))
+        advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        advantage_std = advantages.std()
+        if args.norm_adv:
+            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
+            advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
+
+        # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
+        def sequences(x):
+            x = x.unflatten(0, (-1, args.bptt_length)).transpose(0, 1)
+            return x.reshape(args.bptt_length, num_sequences, *x.shape[3:])
+
+        b_obs, b_actions, b_logprobs, b_dones = map(sequences, (obs, actions, logprobs, dones))
+        b_advantages, b_returns, b_values = map(sequences, (advantages, returns, values))
+        b_lstm_states = initial_lstm_states.transpose(0, 1).flatten(1, 2)  # (T / L, 2, N, 256) -> (2, S, 256)
+
+        # Optimizing the policy and value network
+        losses = []
+        for epoch in range(args.update_epochs):
+            for mb_inds in torch.randperm(num_sequences).to(device).split(sequences_per_minibatch):
+                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
+                    b_obs[:, mb_inds], tuple(b_lstm_states[:, mb_inds]), b_dones[:, mb_inds], b_actions[:, mb_inds]
+                )
+                logratio = newlogprob - b_logprobs[:, mb_inds]
+                ratio = logratio.exp()
+
+                # Policy loss
+                mb_advantages = b_advantages[:, mb_inds]
+                pg_loss1 = -mb_advantages * ratio
+                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss = torch.max(pg_loss1, pg_loss2).mean()
+
+                # Value loss
+                v_loss = (newvalue - b_returns[:, mb_inds]) ** 2
+                if args.clip_vloss:
+                    v_change = torch.clamp(newvalue - b_values[:, mb_inds], -args.clip_coef, args.clip_coef)
+                    v_loss = torch.max(v_loss, (b_values[:, mb_inds] + v_change - b_returns[:, mb_inds]) ** 2)
+                v_loss = v_loss.mean()
+
+                entropy_loss = entropy.mean()
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+                with torch.no_grad():
+                    # calculate approx_kl http://joschu.net/blog/kl-approx.html
+                    old_approx_kl = (-logratio).mean()
+                    approx_kl = ((ratio - 1) - logratio).mean()
+                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                    if not losses:
+                        first_ratio_error = (ratio - 1).abs().max()  # 0: the update recomputes what the rollout did
+                    losses.append(
+                        torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, grad_norm])
+                    )
+
+        # ---- method: update ----
+        # one pass over the transitions, after their bonuses are paid
+        all_obs, all_actions, all_next_obs = obs.flatten(0, 1), actions.flatten(0, 1), next_observations.flatten(0, 1)
+        models_losses = []
+        for mb_inds in torch.randperm(batch_size).to(device).split(args.models_minibatch_size):
+            features, next_features = models.embed(all_obs[mb_inds]), models.embed(all_next_obs[mb_inds])
+            logits = models.inverse_logits(features, next_features)
+            inverse_loss = F.cross_entropy(logits, all_actions[mb_inds])
+            forward_loss = models.forward_errors(features, all_actions[mb_inds], next_features).mean() / 288
+            models_loss = args.inverse_coef * inverse_loss + args.forward_coef * forward_loss  # (4)
+            models_optimizer.zero_grad()
+            models_loss.backward()
+            models_optimizer.step()
+            inverse_accuracy = (logits.argmax(-1) == all_actions[mb_inds]).float().mean()
+            models_losses.append(torch.stack([forward_loss, inverse_loss, inverse_accuracy]).detach())
+        # ---- end method ----
+        watch.lap("update")
+
+        # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
+        loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+        metrics = {
+            "charts/episodic_return": np.mean(recent_returns) if recent_returns else np.nan,
+            "charts/episodic_length": np.mean(recent_lengths) if recent_lengths else np.nan,
+            "charts/success": np.mean([r > 0 for r in recent_returns]) if recent_returns else np.nan,
+            "charts/episodes": num_episodes,
+            "charts/goals": num_goals,
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            **{f"losses/{name}": value.item() for name, value in zip(loss_names, torch.stack(losses).mean(0))},
+            "losses/first_ratio_error": first_ratio_error.item(),
+            "losses/explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
+            "losses/advantage_std": advantage_std.item(),
+            "exploration/unique_cells": visits.unique_cells(),
+            "exploration/coverage": visits.coverage(),
+            "exploration/visitation_entropy": visits.entropy(),
+        }
+        # ---- method: log ----
+        metrics.update(bonus_log.metrics(intrinsic_rewards, ends))
+        forward_loss, inverse_loss, inverse_accuracy = torch.stack(models_losses).mean(0).tolist()
+        metrics["losses/forward_loss"] = forward_loss
+        metrics["losses/inverse_loss"] = inverse_loss
+        metrics["losses/inverse_accuracy"] = inverse_accuracy
+        metrics["intrinsic/normalizer_std"] = normalizer.std.item()
+        metrics["intrinsic/episodic_count_mean"] = counts.mean().item()
+        # ---- end method ----
+        seconds = sum(watch.seconds.values())
+        timings = {f"time/{part}": share / seconds for part, share in watch.seconds.items()}
+        timings["charts/SPS"] = batch_size / seconds
+        run.log(metrics, global_step, timings)
+        summary = f"coverage {metrics['exploration/coverage']:.0%}"
+        if recent_returns:
+            summary = (
+                f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, {summary}"
+            )
+        progress.set_postfix_str(summary)
+
+    progress.close()
+    envs.close()
+    run.close()
+    if args.save_model:
+        torch.save(agent.state_dict(), run.path / "agent.pt")
+    print(f"The run is in {run.path}" + (f"; go on with --resume {run.path}" if iteration < num_iterations else ""))
