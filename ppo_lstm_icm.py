@@ -279,7 +279,6 @@ if __name__ == "__main__":
         args.minibatch_size = min(1024, args.num_envs * args.num_steps)
     check(args)
     batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
     num_sequences = batch_size // args.bptt_length
     sequences_per_minibatch = args.minibatch_size // args.bptt_length
 
@@ -325,6 +324,7 @@ if __name__ == "__main__":
         iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
         torch.set_rng_state(checkpoint["rng"].cpu())
         next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
+    num_iterations = iteration + (args.total_timesteps - global_step) // batch_size
     videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
     run.start_logging(global_step)
 
@@ -342,7 +342,7 @@ if __name__ == "__main__":
     next_done = torch.ones(args.num_envs, device=device)
     next_lstm_state = agent.initial_state(args.num_envs, device)
     episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, dtype=int)
-    progress = tqdm(total=num_iterations * batch_size, initial=global_step, unit=" steps", mininterval=1)
+    progress = tqdm(total=args.total_timesteps, initial=global_step, unit=" steps", mininterval=1)
 
     while True:
         if iteration % args.checkpoint_every == 0 or iteration == num_iterations or stop.requested:
