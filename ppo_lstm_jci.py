@@ -287,7 +287,9 @@ class ClusterTable:
         """What the rows look like and where they are: means over the steps (T,) that `visit` has just counted."""
         num_rows, num_new = len(self.counts), len(self.counts) - len(self.images)
         kept = 1 - rows.bincount(minlength=num_rows) / self.counts  # share of the earlier steps in the means
-        sums = torch.zeros(num_rows, 3, 42, 42).index_add_(0, rows, images.float())
+        sums = torch.zeros(num_rows, 3, 42, 42)
+        for some_rows, some_images in zip(rows.split(128), images.split(128)):  # few enough to stay in the cache
+            sums.index_add_(0, some_rows, some_images.float())
         self.images = F.pad(self.images, (0, 0, 0, 0, 0, 0, 0, num_new)) * kept[:, None, None, None]
         self.images += sums / self.counts[:, None, None, None]
         sums = torch.zeros(num_rows, 2).index_add_(0, rows, positions)

@@ -22,13 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.mixture import GaussianMixture
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from listing import listing
 
 from common.chained_lstm import chained_lstm
 from common.clustering import gmm_labels
@@ -78,27 +79,10 @@ def compare_table(embeddings, other_embeddings):
     labels = gmm_labels(embeddings, 250)
     rows = torch.nn.functional.normalize(other_embeddings[:1000])
     kappa = 0.97  # high enough for both branches: some clusters match, some open a row
-    numpy_embeddings = embeddings.numpy()
+    rows_of_the_paper = [[row, 10] for row in rows.numpy()]
 
-    def listing():
-        centres, counts = rows.numpy(), [10] * len(rows)
-        rewards = np.zeros(len(labels))
-        for label in dict.fromkeys(labels.tolist()):
-            members = np.where(labels == label)[0]
-            centre = numpy_embeddings[members].mean(axis=0)
-            similarities = cosine_similarity(centre[None], centres)[0]
-            index = similarities.argmax()
-            is_new = similarities[index] < kappa
-            count = 0 if is_new else counts[index]
-            for step in members:
-                count += 1
-                rewards[step] = 1 / np.sqrt(count)
-            if is_new:
-                centres = np.vstack([centres, centre])
-                counts.append(len(members))
-            else:
-                counts[index] += len(members)
-        return rewards
+    def paper():
+        return listing([row.copy() for row in rows_of_the_paper], embeddings.numpy(), labels, kappa)
 
     def ours():
         table = ClusterTable(kappa, rows.shape[1])
@@ -106,8 +90,8 @@ def compare_table(embeddings, other_embeddings):
         table.appearances, table.births = torch.ones_like(table.counts), torch.zeros_like(table.counts)
         return table.visit(embeddings, labels, 0)[0]
 
-    np.testing.assert_allclose(ours(), listing(), rtol=1e-5)
-    return seconds(listing, 3), seconds(ours, 20)
+    np.testing.assert_allclose(ours(), paper(), rtol=1e-5)
+    return seconds(paper, 3), seconds(ours, 20)
 
 
 def compare_lstm():

@@ -10,11 +10,11 @@ so no D x D matrix is factorised. Random draws, constants and stopping rules are
 """
 
 import numpy as np
-from sklearn.cluster import kmeans_plusplus
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 EPSILON = 1e-6  # added to the diagonal of every covariance
 EMPTY_SIZE = 10 * np.finfo(np.float64).eps  # added to the size of every component
+THREADS = ThreadpoolController()  # looking for the libraries takes milliseconds: once, not at every call
 
 
 def gmm_labels(embeddings, num_clusters, seed=1):
@@ -25,14 +25,15 @@ def gmm_labels(embeddings, num_clusters, seed=1):
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}")
     num_clusters = min(num_clusters, len(data))
-    with threadpool_limits(1):
+    with THREADS.limit(limits=1):
         centred = data - data.mean(axis=0)
         basis = leading_directions(centred)
-        labels = kmeans_labels(centred, centred @ basis, num_clusters, seed)
-        return expectation_maximisation(data, basis, np.eye(num_clusters)[:, labels])
+        head = centred @ basis
+        labels = kmeans_labels(centred, head, num_clusters, seed)
+        return expectation_maximisation(centred, head, basis, np.eye(num_clusters)[:, labels])
 
 
-def leading_directions(centred, count=64):
+def leading_directions(centred, count=32):
     """Orthonormal columns (D, q) that hold most of the variance: one power iteration from evenly spaced rows."""
     start = centred[np.linspace(0, len(centred) - 1, min(count, *centred.shape)).astype(int)]
     return np.linalg.qr(centred.T @ (centred @ start.T))[0]
@@ -71,7 +72,9 @@ def kmeans_labels(centred, head, num_clusters, seed):
 
 def distance_scores(rows, centres):
     """|c|^2 - 2 x.c (T, m): squared distances of the rows to the centres but for |x|^2, which no argmin needs."""
-    return (squared_norms(centres)[:, None] - (2 * centres) @ rows.T).T
+    scores = (-2 * centres) @ rows.T
+    scores += squared_norms(centres)[:, None]
+    return scores.T
 
 
 def relocate_empty_clusters(centred, labels, sizes, old, centres):
@@ -94,7 +97,7 @@ def relocate_empty_clusters(centred, labels, sizes, old, centres):
 def kmeans_plus_plus(centred, head, num_clusters, seed):
     """The seeds (M, D) of scikit-learn: each the most useful of a few rows drawn by squared distance."""
     if len(centred) < 2000:  # nothing to gain
-        return kmeans_plusplus(centred, num_clusters, random_state=seed)[0]
+        return literal_kmeans_plus_plus(centred, num_clusters, seed)
     random = np.random.RandomState(seed)
     norms = squared_norms(centred)
     # Distances between these sketches never exceed the true ones: an orthonormal projection and the length of the rest.
@@ -115,18 +118,48 @@ def kmeans_plus_plus(centred, head, num_clusters, seed):
         best = potentials.argmin()
         # Two rows nearest to each other are equally useful: only scikit-learn's own rounding tells which one it takes.
         if ((potentials < potentials[best] + slack) & (candidates != candidates[best])).any():
-            return kmeans_plusplus(centred, num_clusters, random_state=seed)[0]
+            return literal_kmeans_plus_plus(centred, num_clusters, seed)
         closest[near] = distances[best]
         seeds.append(candidates[best])
     return centred[seeds]
 
 
-def expectation_maximisation(data, basis, responsibilities):
-    """Alternate M- and E-steps from the (M, T) responsibilities; returns the most likely component of every row."""
+def literal_kmeans_plus_plus(centred, num_clusters, seed):
+    """scikit-learn's seeding in its own order of operations, to the last bit, but without its checks at every draw."""
+    random, ones = np.random.RandomState(seed), np.ones(len(centred))
+    norms = squared_norms(centred)
+
+    def squared_distances(rows):
+        picked = centred[rows]
+        distances = picked @ centred.T
+        distances *= -2
+        distances += squared_norms(picked)[:, None]
+        distances += norms
+        return np.maximum(distances, 0, out=distances)
+
+    seeds = [random.choice(len(centred), p=ones / len(centred))]
+    closest = squared_distances(seeds)
+    potential = closest @ ones
+    for _ in range(1, num_clusters):
+        draws = random.uniform(size=2 + int(np.log(num_clusters))) * potential
+        candidates = np.minimum(np.searchsorted(np.cumsum(closest), draws), len(centred) - 1)
+        distances = np.minimum(closest, squared_distances(candidates))
+        potentials = distances @ ones[:, None]
+        best = potentials.argmin()
+        closest, potential = distances[best], potentials[best]
+        seeds.append(candidates[best])
+    return centred[seeds]
+
+
+def expectation_maximisation(data, head, basis, responsibilities):
+    """Alternate M- and E-steps from the (M, T) responsibilities; returns the most likely component of every row.
+
+    The rows of `data` (T, D) are centred, which changes no likelihood; head = data @ basis (T, q).
+    """
     log_joint = np.empty_like(responsibilities)  # log(weight * density), but for a constant
-    head = np.vstack([(data @ basis).T, np.ones(len(data))])  # (q + 1, T)
+    head = np.vstack([head.T, np.ones(len(data))])  # (q + 1, T)
     # Leaving out rows with a smaller share than this in a component changes its covariance by < T * 1e-10 * eps.
-    negligible = 1e-10 * min(1.0, EPSILON / max(4 * squared_norms(data - data.mean(axis=0)).max(), EPSILON))
+    negligible = 1e-10 * min(1.0, EPSILON / max(4 * squared_norms(data).max(), EPSILON))
     changed = np.arange(len(responsibilities))
     bound, converged = -np.inf, False
     for _ in range(100):
@@ -178,10 +211,10 @@ def update_log_joint(log_joint, data, head, basis, responsibilities, components)
         projected = (small.reshape(-1, small.shape[2]) @ head).reshape(len(group), -1, len(data))
         lower = head_norms - 2 * offsets @ head[:-1] + squared_norms(offsets)[:, None]  # |x - mu|^2 (g, T)
         lower -= np.einsum("gst,gst->gt", projected, projected)
-        possible = peaks[:, None] - (0.5 / EPSILON) * lower > floor
-        for component, mean, whitener, peak, mask in zip(group, means, whiteners, peaks, possible):
-            rows = np.flatnonzero(mask)
-            log_joint[component, rows] = peak - 0.5 * mahalanobis(data[rows] - mean, whitener)
+        possible = (peaks[:, None] - (0.5 / EPSILON) * lower > floor) & np.isneginf(log_joint[group])
+        for i in np.flatnonzero(possible.any(axis=1)):
+            rows = np.flatnonzero(possible[i])
+            log_joint[group[i], rows] = peaks[i] - 0.5 * mahalanobis(data[rows] - means[i], whiteners[i])
 
 
 def woodbury(factors):
