@@ -124,8 +124,8 @@ class Args:
     """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
 
     # ---- method: args ----
-    encoder: Literal["random", "random-uncentred", "dino"] = "random"
-    """frozen features: a random network, one on pixels from 0 to 1 (in the paper), or DINOv2 (slow without a GPU)"""
+    encoder: Literal["random", "random-centred", "dino"] = "random"
+    """frozen features: a random network, one that takes dark frames for alike, or DINOv2 (slow without a GPU)"""
     dino_model: str = "facebook/dinov2-small"
     """a vision model of the hub, such as facebook/dinov2-large, or a folder that save_pretrained wrote"""
     authors_preprocessing: bool = False

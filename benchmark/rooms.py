@@ -4,8 +4,8 @@ Usage: python benchmark/rooms.py
 
 Plays the task "dense", which starts everywhere, with random actions, and compares the dark second room of the task
 "sparse" with the rest of the map: brightness, length of the embeddings, and the rows that equally many frames open at
-kappa 0.8, each frame being a cluster of its own. Three encoders on pixels from 0 to 1 (--encoder random-uncentred) and
-the same on pixels from -0.5 to 0.5 (--encoder random), each with three samples of frames.
+kappa 0.8, each frame being a cluster of its own. Three encoders on pixels from 0 to 1 (--encoder random) and the same
+on pixels from -0.5 to 0.5 (--encoder random-centred), each with three samples of frames.
 """
 
 import sys

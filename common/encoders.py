@@ -16,7 +16,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # wh
 def make_encoder(args, device):
     """The encoder that the flags ask for; says how long DINO will take."""
     if args.encoder != "dino":
-        return RandomEncoder(centred=args.encoder == "random").to(device)
+        return RandomEncoder(centred=args.encoder == "random-centred").to(device)
     if args.noisy_tv and args.authors_preprocessing:
         raise SystemExit("--authors-preprocessing cuts parts of --noisy-tv off: type only one of the two.")
     encoder = DinoEncoder(args.dino_model, device, args.authors_preprocessing)
@@ -29,8 +29,8 @@ def make_encoder(args, device):
 class RandomEncoder(nn.Module):
     """A random convolutional network: 42 x 42 frames to 384 numbers.
 
-    `centred` pixels run from -0.5 to 0.5, so that dark frames look alike. From 0 to 1, as in the paper, a dark frame
-    has a short embedding, whose direction, all that the cosine sees, depends on its faintest details.
+    Pixels run from 0 to 1. A dark frame then has a short embedding, whose direction, all that the cosine sees, depends
+    on its faintest details; `centred` pixels run from -0.5 to 0.5, so that dark frames look alike.
 
     The orthogonal weights matter: with PyTorch's default initialisation all embeddings point the same way, and no
     threshold on their cosine similarity can tell them apart.
@@ -39,7 +39,7 @@ class RandomEncoder(nn.Module):
     image_shape = (3, 42, 42)
     embedding_size = 384
 
-    def __init__(self, centred=True):
+    def __init__(self, centred=False):
         super().__init__()
         self.darkest = -0.5 if centred else 0.0
         layers = []
