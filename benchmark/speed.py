@@ -1,13 +1,13 @@
 """How fast the parts are, as ratios measured in one run on the same data. One thread for everything but the iterations.
 
-    python benchmark/speed.py                      # about five minutes
+    python benchmark/speed.py                      # about a quarter of an hour
     python benchmark/speed.py --authors-batch      # and the authors' batch, 8192 steps: scikit-learn takes minutes
     python benchmark/speed.py --json speed.json    # also write {"gmm_525_250": ..., ...}
 
 gmm_T_M         scikit-learn's GaussianMixture over gmm_labels: T embeddings of MyWayHome frames, M components
 table_1000      the paper's listing over ClusterTable.visit: an episode's 250 clusters against 1000 rows
 lstm_chain      a plain loop over two LSTM cells over chained_lstm: forward and backward, 64 steps of 4 sequences
-jci_iteration   an iteration of ppo_lstm_jci.py over one of ppo_lstm.py: 32 environments, 256 steps, random encoder
+X_iteration     an iteration of ppo_lstm_X.py over one of ppo_lstm.py: 32 environments, 256 steps, random encoder
 """
 
 import argparse
@@ -116,6 +116,9 @@ def compare_lstm():
     return seconds(plain, 10), seconds(chained, 10)
 
 
+METHODS = ("jci", "rnd", "recode", "e3b", "icm", "ride")
+
+
 def iteration_seconds(script):
     """Median seconds of an iteration after the first, and where they go."""
     with tempfile.TemporaryDirectory() as folder:
@@ -135,11 +138,11 @@ def main():
     args = parser.parse_args()
 
     ratios = {}
-    print(f"{'':15}{'reference':>12}{'ours':>12}{'ratio':>9}")
+    print(f"{'':17}{'reference':>12}{'ours':>12}{'ratio':>9}")
 
     def report(name, reference, ours, ratio=None):
         ratios[name] = round(reference / ours if ratio is None else ratio, 3)
-        print(f"{name:15}{reference:10.4f} s{ours:10.4f} s{ratios[name]:9.2f}", flush=True)
+        print(f"{name:17}{reference:10.4f} s{ours:10.4f} s{ratios[name]:9.2f}", flush=True)
 
     torch.set_num_threads(1)
     with threadpool_limits(1):
@@ -152,15 +155,19 @@ def main():
         report("table_1000", *compare_table(embeddings[:, 0], embeddings[:, 6:].flatten(0, 1)))
         report("lstm_chain", *compare_lstm())
 
-    bare, jci = [], []
-    for _ in range(2):  # alternating, so that a busy minute of the machine does not fall on one of them alone
-        bare.append(iteration_seconds("ppo_lstm.py"))
-        jci.append(iteration_seconds("ppo_lstm_jci.py"))
-    bare_seconds, jci_seconds = (min(run[0] for run in runs) for runs in (bare, jci))
-    report("jci_iteration", bare_seconds, jci_seconds, jci_seconds / bare_seconds)
+    scripts = ["ppo_lstm.py", *(f"ppo_lstm_{method}.py" for method in METHODS)]
+    runs = {script: [] for script in scripts}
+    for _ in range(2):  # in turn, so that a busy minute of the machine does not fall on one of them alone
+        for script in scripts:
+            runs[script].append(iteration_seconds(script))
+    fastest = {script: min(runs[script], key=lambda run: run[0]) for script in scripts}
+    bare_seconds = fastest["ppo_lstm.py"][0]
+    for method in METHODS:
+        method_seconds = fastest[f"ppo_lstm_{method}.py"][0]
+        report(f"{method}_iteration", bare_seconds, method_seconds, method_seconds / bare_seconds)
     print("\nwhere an iteration goes")
-    for name, runs in (("ppo_lstm.py", bare), ("ppo_lstm_jci.py", jci)):
-        print(f"  {name:16}" + "  ".join(f"{part} {share:.0%}" for part, share in min(runs)[1].items()))
+    for script, (_, shares) in fastest.items():
+        print(f"  {script:20}" + "  ".join(f"{part} {share:.0%}" for part, share in shares.items()))
     if args.json:
         Path(args.json).write_text(json.dumps(ratios, indent=2) + "\n")
 
