@@ -122,8 +122,8 @@ class Args:
     """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
 
     # ---- method: args ----
-    int_coef: float = 0.1
-    """weight of the bonus (of Just Cluster It; the paper tunes it for each environment)"""
+    int_coef: float = 0.01
+    """weight of the bonus (ours; the paper tunes it for each environment)"""
     ridge: float = 0.1
     """weight of the identity in the covariance of an episode's features (the paper's)"""
     normalize_bonus: bool = True
