@@ -62,7 +62,7 @@ def is_running(pid):
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     end = time.time() + seconds
     while not condition() and time.time() < end:
         time.sleep(0.05)
@@ -334,7 +334,7 @@ elif {end!r} == "exception":
                 os.kill(pid, signal.SIGTERM)
         elif end == "kill":
             process.kill()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     codes = {"exception": 1, "kill": -signal.SIGKILL, "terminate": -signal.SIGTERM}

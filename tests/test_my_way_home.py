@@ -242,10 +242,10 @@ elif {end!r} == "exception":
         if end == "interrupt":
             os.killpg(process.pid, signal.SIGINT)  # what a terminal does: it goes to the engines as well
         if end != "kill":
-            process.wait(timeout=20)
+            process.wait(timeout=60)
     finally:
         process.kill()
-    output, errors = process.communicate(timeout=20)  # the engines have its pipes, too, so this waits for their end
+    output, errors = process.communicate(timeout=60)  # the engines have its pipes, too, so this waits for their end
     assert process.returncode == {"exception": 1, "kill": -signal.SIGKILL}.get(end, 0), errors
     assert ("went on" in output) == (end == "interrupt")
     assert "died" not in errors
