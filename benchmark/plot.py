@@ -7,6 +7,7 @@ Runs with the same name are one curve: the mean, with a band from the lowest to 
 
 import argparse
 import csv
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -19,15 +20,15 @@ PANELS = {
     "charts/episodic_return": "extrinsic return (last 100 episodes)",
     "exploration/coverage": "share of the reachable map visited",
     "losses/entropy": "entropy of the policy (nats)",
-    "intrinsic/reward_mean": "mean bonus",
+    "intrinsic/reward_mean": "mean bonus, each method on its own scale",
 }
 LIMITS = {"charts/episodic_return": (-0.3, 1.05), "exploration/coverage": (0, 1)}  # all that MyWayHome can give
 
 
-def read(path):
+def read(path, max_steps):
     path = Path(path)
     with open(path / "progress.csv" if path.is_dir() else path, newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if int(row["global_step"]) <= max_steps]
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
@@ -36,13 +37,14 @@ def main():
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN", help="a run folder or a progress.csv, with a name")
     parser.add_argument("--out", required=True, help="the PNG to write")
     parser.add_argument("--title", default="ViZDoom MyWayHome-Sparse")
+    parser.add_argument("--max-steps", type=int, default=sys.maxsize, help="leave out what comes later")
     args = parser.parse_args()
     curves = {}
     for run in args.runs:
         name, found, path = run.partition("=")
         if not found or not Path(path).exists():
             parser.error(f"{run}: write NAME=RUN, where RUN is a run folder or a progress.csv that exists")
-        curves.setdefault(name, []).append(read(path))
+        curves.setdefault(name, []).append(read(path, args.max_steps))
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     for axis, (tag, label) in zip(axes.flat, PANELS.items()):
