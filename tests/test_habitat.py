@@ -293,7 +293,8 @@ def test_a_simulator_that_never_starts_is_given_up(make, house, monkeypatch):
 @pytest.mark.parametrize("end", ["close", "exit", "exception", "interrupt", "terminate", "kill"])
 def test_no_process_is_left_behind(house, tmp_path, end):
     script = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what a shell has put into the background
 sys.path.insert(0, {str(ROOT)!r})
 from common.habitat import Habitat
 envs = Habitat({str(house)!r}, None, 2, 1)

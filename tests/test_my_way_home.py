@@ -203,7 +203,8 @@ def test_a_lost_engine_costs_one_episode(make, monkeypatch, fate):
 @pytest.mark.parametrize("end", ["close", "exit", "exception", "interrupt", "kill"])
 def test_nothing_is_left_behind(tmp_path, end):
     script = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what a shell has put into the background
 sys.path.insert(0, {str(ROOT)!r})
 from common.my_way_home import MyWayHome
 envs = MyWayHome("sparse", 2)
