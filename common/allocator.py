@@ -13,5 +13,5 @@ def keep_freed_memory():
     the C library of most Linux systems, has this knob; elsewhere nothing happens.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # M_MMAP_THRESHOLD stops at 32 MB before glibc 2.35
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # an older glibc refuses an M_MMAP_THRESHOLD above 32 MB
         ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
