@@ -119,7 +119,7 @@ class MyWayHome(VectorEnv):
         # process if it was killed (they die with it where there is setpriv).
         with open(starter, "w") as file:
             file.write(
-                f"#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid && echo \"$*\" > arguments || exit 1\n"
+                f'#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid && echo "$*" > arguments || exit 1\n'
                 "trap '' INT TERM HUP\n"
                 f'setpriv --pdeathsig KILL true 2> /dev/null && exec setpriv --pdeathsig KILL {engine} "$@"\n'
                 f'exec {engine} "$@"\n'
