@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def keep_freed_memory():
@@ -13,5 +13,5 @@ def keep_freed_memory():
     the C library of most Linux systems, has this knob; elsewhere nothing happens.
     """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # an older glibc refuses an M_MMAP_THRESHOLD above 32 MB
         ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -87,6 +87,7 @@ class Habitat(VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(self, scene, scenes_dir, num_envs, seed, max_episode_steps=500):
+        self.workers = []  # first, as find_scene may raise: gymnasium 1.1's __del__ closes what there is
         self.scene, self.seed, self.num_envs = find_scene(scene, scenes_dir), seed, num_envs
         self.max_episode_steps = max_episode_steps
         self.single_observation_space = Box(0, 255, (64, 64, 3), np.uint8)
@@ -98,7 +99,6 @@ class Habitat(VectorEnv):
         self.episode_steps = np.zeros(num_envs, np.int64)
         # Where there is a GPU of NVIDIA it may still be closed to OpenGL, as in many containers: then without it.
         self.gpus = [0, -1] if glob.glob("/dev/nvidia[0-9]*") else [-1]
-        self.workers = []
 
     def _start_worker(self):
         """Return a worker that has started, with what it told: its `first` frame and position, and the `floor`."""

@@ -81,8 +81,6 @@ class MyWayHome(VectorEnv):
     cell_size = 16  # map units
 
     def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None):
-        with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
-            self.wad = patch_start(file.read(), task)
         self.num_envs, self.frame_skip, self.max_episode_steps = num_envs, frame_skip, max_episode_steps
         self.single_observation_space = Box(0, 255, (120, 160, 3), np.uint8)
         self.single_action_space = Discrete(len(ACTIONS))
@@ -98,6 +96,9 @@ class MyWayHome(VectorEnv):
         self.games = []
         self.dead = set()
         self.directory = None
+        # Last, as it may raise: gymnasium 1.1's __del__ closes what there is.
+        with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
+            self.wad = patch_start(file.read(), task)
 
     def _start_games(self):
         atexit.register(self.close)
@@ -118,7 +119,8 @@ class MyWayHome(VectorEnv):
         # process if it was killed (they die with it where there is setpriv).
         with open(starter, "w") as file:
             file.write(
-                f"#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid || exit 1\ntrap '' INT TERM HUP\n"
+                f'#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid && echo "$*" > arguments || exit 1\n'
+                "trap '' INT TERM HUP\n"
                 f'setpriv --pdeathsig KILL true 2> /dev/null && exec setpriv --pdeathsig KILL {engine} "$@"\n'
                 f'exec {engine} "$@"\n'
             )
@@ -141,8 +143,12 @@ class MyWayHome(VectorEnv):
         # Never in the threads: many engines that start at the same moment can hang, and one that is killed while it
         # starts takes this process with it. This starts an episode, too, and continues the game's own random numbers.
         self.games[i].init()
-        for file in glob.glob(f"/dev/shm/ViZDoom*{self.games[i].get_instance_id()}"):
+        for file in glob.glob(f"/dev/shm/ViZDoom*{self._instance_id(i)}"):
             os.remove(file)  # both sides have opened it by now; it would stay for ever if this process was killed
+
+    def _instance_id(self, i):
+        with open(os.path.join(self.directory, str(i), "arguments")) as file:  # vizdoom 1.3.0 has no get_instance_id
+            return re.search(r"viz_instance_id (\w+)", file.read())[1]
 
     def _locked(self, function, i, *args):
         with self.locks[i]:  # a step that was cut short by Ctrl-C may still be under way

@@ -24,5 +24,7 @@ def test_large_blocks_are_used_again():
         command = [sys.executable, "-c", PAGE_FAULTS.format(call=call)]
         return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
-    assert count("pass") > 20_000  # activations of 58 MB and their gradients, fetched from the system anew
-    assert count("from common.allocator import keep_freed_memory; keep_freed_memory()") < 2000
+    fetched = count("pass")
+    assert fetched > 20_000  # activations of 58 MB and their gradients, fetched from the system anew
+    kept = count("from common.allocator import keep_freed_memory; keep_freed_memory()")
+    assert kept < fetched / 10  # not 0: the heap may grow once more

@@ -210,7 +210,7 @@ from common.my_way_home import MyWayHome
 envs = MyWayHome("sparse", 2)
 envs.reset()
 try:
-    print(envs.directory, *[game.get_instance_id() for game in envs.games], flush=True)
+    print(envs.directory, *[envs._instance_id(i) for i in range(2)], flush=True)
     while {end!r} in ("interrupt", "kill"):
         envs.step([1, 3])
 except KeyboardInterrupt:
