@@ -20,7 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, Optional
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the game engines
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the simulators,
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # but stay awake between two operations of an update (GNU's OpenMP)
 
 import numpy as np
 import torch
@@ -205,7 +206,7 @@ class Agent(nn.Module):
 
     def get_action_and_value(self, x, lstm_state, done, action=None):
         hidden, lstm_state = self.get_states(x, lstm_state, done)
-        probs = Categorical(logits=self.actor(hidden))
+        probs = Categorical(logits=self.actor(hidden), validate_args=False)
         if action is None:
             action = probs.sample()
         return action, probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1), lstm_state
@@ -282,7 +283,6 @@ if __name__ == "__main__":
     check(args)
     batch_size = args.num_envs * args.num_steps
     num_sequences = batch_size // args.bptt_length
-    sequences_per_minibatch = args.minibatch_size // args.bptt_length
 
     # TRY NOT TO MODIFY: seeding
     random.seed(args.seed)
@@ -291,6 +291,7 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     keep_freed_memory()
+    num_threads = torch.get_num_threads()
 
     envs = make_envs(args)
     agent = Agent(envs.single_action_space.n).to(device)
@@ -343,6 +344,7 @@ if __name__ == "__main__":
     values = torch.zeros((args.num_steps, args.num_envs), device=device)
     final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
     positions = torch.zeros((args.num_steps, args.num_envs, 2))
+    visited = np.zeros((args.num_steps, args.num_envs, 2))  # positions after the step, in the same episode
     initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
     next_obs = to_obs(next_frames, device)
     next_done = torch.ones(args.num_envs, device=device)
@@ -373,6 +375,7 @@ if __name__ == "__main__":
             optimizer.param_groups[0]["lr"] = (1 - iteration / num_iterations) * args.learning_rate
 
         final_values.zero_()
+        torch.set_num_threads(min(num_threads, args.num_envs))  # threads that share a frame mostly wait for each other
         for step in range(args.num_steps):
             if stop.requested:
                 break
@@ -410,7 +413,7 @@ if __name__ == "__main__":
                 next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
             # ---- end method ----
 
-            visits.add(np.where(ended[:, None], infos["final_info"]["position"], infos["position"]))
+            visited[step] = np.where(ended[:, None], infos["final_info"]["position"], infos["position"])
             episode_return += reward
             episode_length += 1
             if videos:
@@ -423,10 +426,11 @@ if __name__ == "__main__":
                 episode_return[ended], episode_length[ended] = 0, 0
             watch.lap("env")
             progress.update(args.num_envs)
+        torch.set_num_threads(num_threads)
         if stop.requested:
             continue  # to the checkpoint; the unfinished rollout is dropped
-        global_step += batch_size
-        iteration += 1
+        visits.add(visited.reshape(-1, 2))
+        iteration, global_step = iteration + 1, global_step + batch_size
 
         # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
         ends = torch.cat([dones[1:], next_done[None]])
@@ -466,7 +470,7 @@ if __name__ == "__main__":
         # Optimizing the policy and value network
         losses = []
         for epoch in range(args.update_epochs):
-            for mb_inds in torch.randperm(num_sequences).to(device).split(sequences_per_minibatch):
+            for mb_inds in torch.randperm(num_sequences).to(device).split(args.minibatch_size // args.bptt_length):
                 _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
                     b_obs[:, mb_inds], tuple(b_lstm_states[:, mb_inds]), b_dones[:, mb_inds], b_actions[:, mb_inds]
                 )
@@ -549,9 +553,7 @@ if __name__ == "__main__":
         run.log(metrics, global_step, timings)
         summary = f"coverage {metrics['exploration/coverage']:.0%}"
         if recent_returns:
-            summary = (
-                f"return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}, {summary}"
-            )
+            summary += f", return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}"
         progress.set_postfix_str(summary)
 
     progress.close()

@@ -1,13 +1,16 @@
 """How much of the simulator's speed a learner with one environment keeps, in a Habitat scene.
 
-Usage: python benchmark/habitat_speed.py house.glb
+Usage: python benchmark/habitat_speed.py house.glb [--repeats 5]
 
-Steps the simulator alone with random actions, trains `ppo_lstm_jci.py` with the random encoder, steps the simulator
-alone again, and prints the steps per second of each and the ratio of the learner's to the faster of the other two.
+A turn trains `ppo_lstm_jci.py` with the random encoder, then steps the simulator alone with the very actions that were
+taken: how fast it is depends on what is in view. Prints both speeds, and their ratio as the median over the turns. The
+first rollout, in which everything is done for the first time, does not count in either.
 """
 
 import argparse
-import subprocess
+import multiprocessing
+import os
+import runpy
 import sys
 import tempfile
 import time
@@ -19,40 +22,76 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.habitat import Habitat
+import common.habitat
 
-NUM_STEPS = 2048
+ROLLOUT, NUM_STEPS = 256, 2048
 
 
-def simulator_speed(scene):
-    envs, rng = Habitat(scene, None, 1, seed=1), np.random.default_rng(1)
-    envs.reset()
-    start = time.perf_counter()
-    for _ in range(NUM_STEPS):
-        envs.step(rng.integers(3, size=1))
-    speed = NUM_STEPS / (time.perf_counter() - start)
-    envs.close()
-    return speed
+class RecordedHabitat(common.habitat.Habitat):
+    """Writes the actions to a file when it is closed."""
+
+    def reset(self, **options):
+        self.actions = []
+        return super().reset(**options)
+
+    def step(self, actions):
+        self.actions.append(actions)
+        return super().step(actions)
+
+    def close_extras(self):
+        np.save("actions.npy", self.actions)
+        super().close_extras()
+
+
+def train(scene, folder):
+    os.chdir(folder)
+    common.habitat.Habitat = RecordedHabitat
+    sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", scene]
+    sys.argv += ["--num-steps", str(ROLLOUT), "--total-timesteps", str(NUM_STEPS)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def learner_speed(scene):
-    """Median over the iterations, all of rollout, bonus and update included."""
+    """Steps per second, all of rollout, bonus and update included; where a step's time goes; and the actions."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--env", "habitat", "--scene", scene, "--total-timesteps", str(NUM_STEPS)]
-        command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *flags]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        process = multiprocessing.get_context("spawn").Process(target=train, args=(scene, folder))
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            sys.exit("The learner did not end well: see above.")
         events = EventAccumulator(str(next(Path(folder, "runs").iterdir())))
         events.Reload()
-        return np.median([event.value for event in events.Scalars("charts/SPS")])
+        tags = ["charts/SPS", *(tag for tag in events.Tags()["scalars"] if tag.startswith("time/"))]
+        speeds, *shares = np.array([[event.value for event in events.Scalars(tag)[1:]] for tag in tags])
+        parts = {tag[len("time/") :]: 1000 * np.mean(share / speeds) for tag, share in zip(tags[1:], shares)}
+        return 1 / np.mean(1 / speeds), parts, np.load(Path(folder, "actions.npy"))
+
+
+def simulator_speed(scene, actions):
+    envs = common.habitat.Habitat(scene, None, 1, seed=1)  # the default seed: the learner's start
+    envs.reset()
+    for step, action in enumerate(actions):
+        if step == ROLLOUT:
+            start = time.perf_counter()
+        envs.step(action)
+    speed = (len(actions) - ROLLOUT) / (time.perf_counter() - start)
+    envs.close()
+    return speed
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", type=lambda path: str(Path(path).resolve()), help="a scene's file")
-    scene = parser.parse_args().scene
-    before, learner, after = simulator_speed(scene), learner_speed(scene), simulator_speed(scene)
-    print(f"simulator alone {before:.0f} and {after:.0f} steps/s, learner {learner:.0f} steps/s")
-    print(f"ratio {learner / max(before, after):.2f}")
+    parser.add_argument("--repeats", type=int, default=3, help="number of turns [default: 3]")
+    args = parser.parse_args()
+    ratios = []
+    for _ in range(args.repeats):
+        learner, parts, actions = learner_speed(args.scene)
+        simulator = simulator_speed(args.scene, actions)
+        ratios.append(learner / simulator)
+        print(f"learner {learner:.0f} steps/s, simulator alone {simulator:.0f} steps/s, ratio {ratios[-1]:.2f}")
+        print("  the learner's step in ms:", ", ".join(f"{part} {time:.2f}" for part, time in parts.items()))
+    print(f"median ratio {np.median(ratios):.2f}")
 
 
 if __name__ == "__main__":

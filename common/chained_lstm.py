@@ -26,10 +26,11 @@ def chained_lstm(inputs, dones, state, first, second):
     """
     h, c = state
     _check_shapes(inputs, dones, h, c, first, second)
-    keep = 1 - dones.to(inputs.dtype).unsqueeze(-1)  # (T, N, 1)
     if len(inputs) == 1 and not torch.is_grad_enabled():  # a rollout step has nothing to gather
-        h, c = second(inputs[0], first(inputs[0], (keep[0] * h, keep[0] * c)))
-        return torch.stack([h]), (h, c)
+        x, keep = inputs[0], 1 - dones.to(inputs.dtype).t()  # (N, F), (N, 1)
+        h, c = second(x, first(x, (keep * h, keep * c)))
+        return h[None], (h, c)
+    keep = 1 - dones.to(inputs.dtype).unsqueeze(-1)  # (T, N, 1)
     projections = [
         functional.linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh if cell.bias else None)  # (T, N, 4H)
         for cell in (first, second)

@@ -197,12 +197,13 @@ class Worker:
 
     def __init__(self, scene, seed, gpu):
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "habitat_worker.py")
-        quiet = {"MAGNUM_LOG": "quiet", "HABITAT_SIM_LOG": "quiet"}
+        defaults = {"MAGNUM_LOG": "quiet", "HABITAT_SIM_LOG": "quiet"}
+        defaults["LP_NUM_THREADS"] = "0"  # Mesa's software renderer: 64 x 64 pixels are too few to share out
         self.connection, theirs = multiprocessing.Pipe()
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, file, str(theirs.fileno()), scene, str(seed), str(gpu)],
-            env={**quiet, **os.environ},
+            env={**defaults, **os.environ},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self.log,

@@ -154,7 +154,9 @@ def test_interrupted_vizdoom_run_saves_and_leaves_nothing_behind(signal_number, 
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     (run,) = (tmp_path / "runs").iterdir()
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["counters"][1] == read_progress(run)[-1]["global_step"]
+    saved = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert saved["counters"][1] == read_progress(run)[-1]["global_step"]
+    assert saved["visits"]["counts"].sum() == saved["counters"][1], "the dropped rollout left visits behind"
     assert os.listdir(tmp_path) == ["runs"]
     assert set(os.listdir("/dev/shm")) <= shared_memory
     with pytest.raises(ProcessLookupError):
