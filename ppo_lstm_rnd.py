@@ -323,13 +323,13 @@ if __name__ == "__main__":
     # ---- end method ----
 
     run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
+    checkpoint = run.load(device, method) if args.resume else None
     stop = StopOnSignal()
     next_frames, infos = envs.reset(seed=args.seed)
     visits = VisitCounts(envs.cells, envs.reachable_cells())
     recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
     iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
     if args.resume:
-        checkpoint = run.load(device)
         agent.load_state_dict(checkpoint["agent"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         visits.load_state_dict(checkpoint["visits"])

@@ -22,6 +22,8 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
+FIXED_FLAGS = ("env", "encoder", "hash_bits")  # a checkpoint means nothing under another value of these
+
 
 def parse_args(args_class, description):
     """Flags from the command line; with `--resume FOLDER` the run's own args.json gives the defaults."""
@@ -36,7 +38,12 @@ def parse_args(args_class, description):
     saved = json.loads(args_file.read_text())["args"]
     known = {field.name for field in dataclasses.fields(args_class) if field.init}
     defaults = args_class(**{name: value for name, value in saved.items() if name in known})
-    return tyro.cli(args_class, default=defaults, description=description)
+    args = tyro.cli(args_class, default=defaults, description=description)
+    for name in FIXED_FLAGS:
+        if getattr(args, name, None) != getattr(defaults, name, None):
+            flag, value = f"--{name.replace('_', '-')}", getattr(defaults, name)
+            raise SystemExit(f"{flag} cannot change when a run goes on: leave it out ({value} in {resume}).")
+    return args
 
 
 class RunFolder:
@@ -112,16 +119,20 @@ class RunFolder:
             os.replace(current, self.path / "checkpoint.previous.pt")
         os.replace(new, current)
 
-    def load(self, device):
-        """The newest checkpoint that can be read."""
+    def load(self, device, method):
+        """The newest checkpoint that can be read; `method` are the parts that it has to have."""
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             file = self.path / name
             if not file.exists():
                 continue
             try:
-                return torch.load(file, map_location=device, weights_only=True)
+                checkpoint = torch.load(file, map_location=device, weights_only=True)
             except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
                 print(f"{file} is damaged ({type(error).__name__}); trying the one before.", file=sys.stderr)
+                continue
+            if checkpoint["method"].keys() != method.keys():
+                raise SystemExit(f"--resume {self.path}: another script began this run; go on with that one.")
+            return checkpoint
         raise SystemExit(f"--resume {self.path}: no readable checkpoint in it; start again without --resume.")
 
     def close(self):

@@ -104,6 +104,23 @@ def test_a_checkpoint_brings_everything_back(train, tmp_path):
     assert set(before["method"]["table"]) == {"centres", "counts", "appearances", "births", "images", "positions"}
 
 
+def test_what_a_checkpoint_does_not_fit_is_refused_in_a_sentence(train):
+    run = train("ppo_lstm_ride.py", *SMALL, "--total-timesteps", 128)
+    saved = (run / "checkpoint.pt").read_bytes()
+    refusals = {
+        ("ppo_lstm_ride.py", "--hash-bits", 8): "--hash-bits cannot change when a run goes on: leave it out (16 in",
+        ("ppo_lstm_ride.py", "--env", "vizdoom"): "--env cannot change when a run goes on: leave it out (memory in",
+        ("ppo_lstm.py",): f"--resume {run}: another script began this run; go on with that one.",
+        ("ppo_lstm_jci.py",): "another script began this run",
+    }
+    for (script, *flags), sentence in refusals.items():
+        process = train(script, "--resume", run, *flags, check=False)
+        assert process.returncode == 1
+        assert sentence in process.stderr
+        assert "Traceback" not in process.stderr
+    assert (run / "checkpoint.pt").read_bytes() == saved
+
+
 def test_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     flags = [*JCI_SMALL, "--total-timesteps", 10**7, "--checkpoint-every", 2]
     command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags)]
