@@ -1,6 +1,6 @@
 """How much of the simulator's speed a learner with one environment keeps, in a Habitat scene.
 
-Usage: python benchmark/habitat_speed.py house.glb [--repeats 5]
+Usage: python benchmark/habitat_speed.py house.glb [--seed 2] [--repeats 5]
 
 A turn trains `ppo_lstm_jci.py` with the random encoder, then steps the simulator alone with the very actions that were
 taken: how fast it is depends on what is in view. Prints both speeds, and their ratio as the median over the turns. The
@@ -43,18 +43,18 @@ class RecordedHabitat(common.habitat.Habitat):
         super().close_extras()
 
 
-def train(scene, folder):
+def train(scene, seed, folder):
     os.chdir(folder)
     common.habitat.Habitat = RecordedHabitat
-    sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", scene]
+    sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", scene, "--seed", str(seed)]
     sys.argv += ["--num-steps", str(ROLLOUT), "--total-timesteps", str(NUM_STEPS)]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def learner_speed(scene):
+def learner_speed(scene, seed):
     """Steps per second, all of rollout, bonus and update included; where a step's time goes; and the actions."""
     with tempfile.TemporaryDirectory() as folder:
-        process = multiprocessing.get_context("spawn").Process(target=train, args=(scene, folder))
+        process = multiprocessing.get_context("spawn").Process(target=train, args=(scene, seed, folder))
         process.start()
         process.join()
         if process.exitcode != 0:
@@ -67,8 +67,8 @@ def learner_speed(scene):
         return 1 / np.mean(1 / speeds), parts, np.load(Path(folder, "actions.npy"))
 
 
-def simulator_speed(scene, actions):
-    envs = common.habitat.Habitat(scene, None, 1, seed=1)  # the default seed: the learner's start
+def simulator_speed(scene, seed, actions):
+    envs = common.habitat.Habitat(scene, None, 1, seed)
     envs.reset()
     for step, action in enumerate(actions):
         if step == ROLLOUT:
@@ -82,12 +82,13 @@ def simulator_speed(scene, actions):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", type=lambda path: str(Path(path).resolve()), help="a scene's file")
+    parser.add_argument("--seed", type=int, default=1, help="decides where episodes start [default: 1]")
     parser.add_argument("--repeats", type=int, default=3, help="number of turns [default: 3]")
     args = parser.parse_args()
     ratios = []
     for _ in range(args.repeats):
-        learner, parts, actions = learner_speed(args.scene)
-        simulator = simulator_speed(args.scene, actions)
+        learner, parts, actions = learner_speed(args.scene, args.seed)
+        simulator = simulator_speed(args.scene, args.seed, actions)
         ratios.append(learner / simulator)
         print(f"learner {learner:.0f} steps/s, simulator alone {simulator:.0f} steps/s, ratio {ratios[-1]:.2f}")
         print("  the learner's step in ms:", ", ".join(f"{part} {time:.2f}" for part, time in parts.items()))

@@ -77,7 +77,8 @@ class RunFolder:
             "args": vars(self.args),
             "command": " ".join(sys.argv),
             "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "gymnasium")},
+            "torch": torch.__version__,  # unlike the package's version, it names the build: 2.13.0+cu130
+            "versions": {name: version(name) for name in ("numpy", "scikit-learn", "gymnasium")},
             "git_commit": _git_commit(),
         }
         _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))

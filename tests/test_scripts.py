@@ -235,7 +235,8 @@ def test_run_folder_says_what_was_run(train):
     assert about["args"]["kappa"] == 0.9
     assert about["args"]["num_clusters"] == 8
     assert about["args"]["num_envs"] == 4
-    assert about["versions"]["torch"] == torch.__version__
+    assert about["torch"] == torch.__version__
+    assert about["versions"].keys() == {"numpy", "scikit-learn", "gymnasium"}
     assert run.name.startswith("memory__ppo_lstm_jci__1__")
 
 
