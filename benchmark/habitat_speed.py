@@ -91,7 +91,7 @@ def main():
         simulator = simulator_speed(args.scene, args.seed, actions)
         ratios.append(learner / simulator)
         print(f"learner {learner:.0f} steps/s, simulator alone {simulator:.0f} steps/s, ratio {ratios[-1]:.2f}")
-        print("  the learner's step in ms:", ", ".join(f"{part} {time:.2f}" for part, time in parts.items()))
+        print("  the learner's step in ms:", ", ".join(f"{part} {share:.2f}" for part, share in parts.items()))
     print(f"median ratio {np.median(ratios):.2f}")
 
 
