@@ -51,15 +51,20 @@ def _check_shapes(inputs, dones, h, c, first, second):
 
 
 class _Recurrence(torch.autograd.Function):
-    """The recurrence alone; the input projections, with the biases, are left to autograd."""
+    """The recurrence alone; the input projections, with the biases, are left to autograd.
+
+    Gates are kept apart, as (T, 4, N, H), and a step's matmul is a batch of four: with few rows, threads share out a
+    batch better than a matmul.
+    """
 
     @staticmethod
     def forward(ctx, first_projection, second_projection, first_weight, second_weight, h, c, keep, resets):
         ctx.resets, initial_state = resets, (h, c)
         rest = [first_projection.new_empty(*keep.shape[:2], h.shape[1]) for _ in range(8)]
-        first = (first_projection.clone(), *rest[:4])  # gates (T, N, 4H), then g, c, tanh(c), h, each (T, N, H)
-        second = (second_projection.clone(), *rest[4:])
-        first_weight_t, second_weight_t = first_weight.t(), second_weight.t()
+        first = (_gates_apart(first_projection), *rest[:4])  # (T, 4, N, H), then g, c, tanh(c), h, each (T, N, H)
+        second = (_gates_apart(second_projection), *rest[4:])
+        first_weight, second_weight = (weight.unflatten(0, (4, -1)) for weight in (first_weight, second_weight))
+        first_weight_t, second_weight_t = first_weight.transpose(1, 2), second_weight.transpose(1, 2)
         for t, (first_step, second_step) in enumerate(zip(_split_steps(*first), _split_steps(*second))):
             if resets[t]:
                 h, c = keep[t] * h, keep[t] * c
@@ -80,27 +85,40 @@ class _Recurrence(torch.autograd.Function):
         first_dgates, *first_steps = _local_derivatives(c_entering, *first)
         second_dgates, *second_steps = _local_derivatives(first_c, *second)
         dh, dc = grad_h + grad_outputs[-1], grad_c.clone()
+        dh_by_gate = h.new_empty(4, *h.shape)
         grad_earlier = (torch.zeros_like(dh), *grad_outputs[:-1].unbind(0))  # [t]: what outputs[t - 1] gets directly
         steps = zip(ctx.resets, keep, grad_earlier, zip(*first_steps), zip(*second_steps))
         for reset, keep_t, grad_t, first_step, second_step in reversed(list(steps)):
-            torch.mm(_cell_backward(dh, dc, *second_step), second_weight, out=dh)
-            dgates = _cell_backward(dh, dc, *first_step)
+            torch.bmm(_cell_backward(dh, dc, *second_step), second_weight, out=dh_by_gate)
+            torch.sum(dh_by_gate, 0, out=dh)
+            torch.bmm(_cell_backward(dh, dc, *first_step), first_weight, out=dh_by_gate)
+            torch.sum(dh_by_gate, 0, out=dh)
             if reset:
-                torch.addcmul(grad_t, keep_t, dgates @ first_weight, out=dh)
+                dh.mul_(keep_t)
                 dc.mul_(keep_t)
-            else:
-                torch.addmm(grad_t, dgates, first_weight, out=dh)
+            dh.add_(grad_t)
+        first_dgates, second_dgates = _gates_together(first_dgates), _gates_together(second_dgates)
         first_dweight = first_dgates.flatten(0, 1).t() @ h_entering.flatten(0, 1)  # (4H, T * N) @ (T * N, H)
         second_dweight = second_dgates.flatten(0, 1).t() @ first_h.flatten(0, 1)
         return first_dgates, second_dgates, first_dweight, second_dweight, dh, dc, None, None
 
 
+def _gates_apart(projection):
+    """A copy of (T, N, 4H), as (T, 4, N, H)."""
+    return projection.unflatten(-1, (4, -1)).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+def _gates_together(gates):
+    """(T, 4, N, H) -> (T, N, 4H)"""
+    return gates.transpose(1, 2).flatten(2)
+
+
 def _split_steps(gates, *others):
-    return zip(*(buffer.unbind(0) for buffer in (gates, *gates.chunk(4, dim=-1), *others)))
+    return zip(*(buffer.unbind(0) for buffer in (gates, *gates.unbind(1), *others)))
 
 
 def _cell_forward(h_prev, c_prev, weight, gates, i, f, g_input, o, g, c, tanh_c, h):
-    gates.addmm_(h_prev, weight)
+    gates.baddbmm_(h_prev.expand(4, -1, -1), weight)
     torch.tanh(g_input, out=g)
     gates.sigmoid_()  # i, f, o in one call; what it leaves in place of g is never used
     torch.mul(f, c_prev, out=c).addcmul_(i, g)  # c = f * c_prev + i * g
@@ -111,21 +129,20 @@ def _cell_forward(h_prev, c_prev, weight, gates, i, f, g_input, o, g, c, tanh_c,
 
 def _local_derivatives(c_prev, gates, g, c, tanh_c, h):
     """What dc (for i, f, g) and dh (for o) are multiplied by to give dgates; whole, and in views for _cell_backward."""
-    i, f, _, o = gates.chunk(4, dim=-1)
+    i, f, _, o = gates.unbind(1)
     factors = torch.addcmul(gates, gates, gates, value=-1)  # s * (1 - s): the slope of a sigmoid of value s
-    by_gate = factors.unflatten(-1, (4, -1))  # (T, N, 4, H)
-    by_gate[:, :, 0].mul_(g)
-    by_gate[:, :, 1].mul_(c_prev)
-    torch.addcmul(i, i * g, g, value=-1, out=by_gate[:, :, 2])  # i * (1 - g^2)
-    by_gate[:, :, 3].mul_(tanh_c)
+    factors[:, 0].mul_(g)
+    factors[:, 1].mul_(c_prev)
+    torch.addcmul(i, i * g, g, value=-1, out=factors[:, 2])  # i * (1 - g^2)
+    factors[:, 3].mul_(tanh_c)
     dh_dc = torch.addcmul(o, h, tanh_c, value=-1)  # o * (1 - tanh(c)^2), as h = o * tanh(c)
-    return (factors, *(view.unbind(0) for view in (factors, by_gate[:, :, :3], by_gate[:, :, 3], dh_dc, f)))
+    return (factors, *(view.unbind(0) for view in (factors, factors[:, :3], factors[:, 3], dh_dc, f)))
 
 
 def _cell_backward(dh, dc, dgates, by_dc, by_dh, dh_dc, f):
     """Turn one step's factors into gate gradients, in place, and move dc on to the state before the cell."""
     dc.addcmul_(dh, dh_dc)
-    by_dc.mul_(dc.unsqueeze(1))
+    by_dc.mul_(dc)
     by_dh.mul_(dh)
     dc.mul_(f)
     return dgates
