@@ -1,14 +1,14 @@
 """How much of the simulator's speed a learner with one environment keeps, in a Habitat scene.
 
-Usage: python benchmark/habitat_speed.py house.glb [--seed 2] [--repeats 5]
+Usage: python benchmark/habitat_speed.py house.glb [--seed 2] [--iterations 20]
 
-A turn trains `ppo_lstm_jci.py` with the random encoder, then steps the simulator alone with the very actions that were
-taken: how fast it is depends on what is in view. Prints both speeds, and their ratio as the median over the turns. The
-first rollout, in which everything is done for the first time, does not count in either.
+Trains `ppo_lstm_jci.py` with the random encoder. After every iteration the actions of its rollout are taken once more,
+in a second simulator and with nothing else to do: a simulator's speed depends on what is in view, and on what else the
+machine does at the time. A learner's iteration is rollout, bonus and update; the first, in which everything is done for
+the first time, does not count.
 """
 
 import argparse
-import multiprocessing
 import os
 import runpy
 import sys
@@ -17,82 +17,60 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import common.habitat
+import common.run_folder
 
-ROLLOUT, NUM_STEPS = 256, 2048
-
-
-class RecordedHabitat(common.habitat.Habitat):
-    """Writes the actions to a file when it is closed."""
-
-    def reset(self, **options):
-        self.actions = []
-        return super().reset(**options)
-
-    def step(self, actions):
-        self.actions.append(actions)
-        return super().step(actions)
-
-    def close_extras(self):
-        np.save("actions.npy", self.actions)
-        super().close_extras()
-
-
-def train(scene, seed, folder):
-    os.chdir(folder)
-    common.habitat.Habitat = RecordedHabitat
-    sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", scene, "--seed", str(seed)]
-    sys.argv += ["--num-steps", str(ROLLOUT), "--total-timesteps", str(NUM_STEPS)]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def learner_speed(scene, seed):
-    """Steps per second, all of rollout, bonus and update included; where a step's time goes; and the actions."""
-    with tempfile.TemporaryDirectory() as folder:
-        process = multiprocessing.get_context("spawn").Process(target=train, args=(scene, seed, folder))
-        process.start()
-        process.join()
-        if process.exitcode != 0:
-            sys.exit("The learner did not end well: see above.")
-        events = EventAccumulator(str(next(Path(folder, "runs").iterdir())))
-        events.Reload()
-        tags = ["charts/SPS", *(tag for tag in events.Tags()["scalars"] if tag.startswith("time/"))]
-        speeds, *shares = np.array([[event.value for event in events.Scalars(tag)[1:]] for tag in tags])
-        parts = {tag[len("time/") :]: 1000 * np.mean(share / speeds) for tag, share in zip(tags[1:], shares)}
-        return 1 / np.mean(1 / speeds), parts, np.load(Path(folder, "actions.npy"))
-
-
-def simulator_speed(scene, seed, actions):
-    envs = common.habitat.Habitat(scene, None, 1, seed)
-    envs.reset()
-    for step, action in enumerate(actions):
-        if step == ROLLOUT:
-            start = time.perf_counter()
-        envs.step(action)
-    speed = (len(actions) - ROLLOUT) / (time.perf_counter() - start)
-    envs.close()
-    return speed
+NUM_STEPS = 256
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", type=lambda path: str(Path(path).resolve()), help="a scene's file")
     parser.add_argument("--seed", type=int, default=1, help="decides where episodes start [default: 1]")
-    parser.add_argument("--repeats", type=int, default=3, help="number of turns [default: 3]")
+    parser.add_argument("--iterations", type=int, default=20, help="iterations that count [default: 20]")
     args = parser.parse_args()
-    ratios = []
-    for _ in range(args.repeats):
-        learner, parts, actions = learner_speed(args.scene, args.seed)
-        simulator = simulator_speed(args.scene, args.seed, actions)
-        ratios.append(learner / simulator)
-        print(f"learner {learner:.0f} steps/s, simulator alone {simulator:.0f} steps/s, ratio {ratios[-1]:.2f}")
-        print("  the learner's step in ms:", ", ".join(f"{part} {share:.2f}" for part, share in parts.items()))
-    print(f"median ratio {np.median(ratios):.2f}")
+
+    simulator = common.habitat.Habitat(args.scene, None, 1, args.seed)
+    simulator.reset()
+    rollout, learner_seconds, simulator_seconds, shares = [], [], [], []
+
+    class RecordedHabitat(common.habitat.Habitat):
+        def step(self, actions):
+            rollout.append(actions)
+            return super().step(actions)
+
+    class TimedRunFolder(common.run_folder.RunFolder):
+        def log(self, metrics, global_step, timings):
+            super().log(metrics, global_step, timings)
+            start = time.perf_counter()
+            for actions in rollout:
+                simulator.step(actions)
+            simulator_seconds.append(time.perf_counter() - start)
+            learner_seconds.append(NUM_STEPS / timings["charts/SPS"])
+            shares.append({tag[len("time/") :]: share for tag, share in timings.items() if tag.startswith("time/")})
+            rollout.clear()
+
+    common.habitat.Habitat, common.run_folder.RunFolder = RecordedHabitat, TimedRunFolder
+    sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", args.scene, "--seed", str(args.seed)]
+    sys.argv += ["--num-steps", str(NUM_STEPS), "--total-timesteps", str(NUM_STEPS * (args.iterations + 1))]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        os.chdir(ROOT)
+    simulator.close()
+
+    learner, alone = np.array(learner_seconds[1:]), np.array(simulator_seconds[1:])
+    for name, seconds in ("learner", learner), ("simulator alone", alone):
+        print(f"{name:16}{len(seconds) * NUM_STEPS / seconds.sum():6.0f} steps/s")
+    low, high = np.quantile(alone / learner, [0.1, 0.9])
+    print(f"ratio {alone.sum() / learner.sum():.2f} (8 of 10 iterations: {low:.2f} to {high:.2f})")
+    for part in shares[0]:
+        seconds = np.dot(learner, [share[part] for share in shares[1:]]) / (len(learner) * NUM_STEPS)
+        print(f"  {part:8}{1000 * seconds:6.2f} ms of a learner's step")
 
 
 if __name__ == "__main__":
