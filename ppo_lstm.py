@@ -188,12 +188,12 @@ class Agent(nn.Module):
         hidden, _ = self.get_states(x, lstm_state, done)
         return self.critic(hidden).squeeze(-1)
 
-    def get_action_and_value(self, x, lstm_state, done, action=None):
-        hidden, lstm_state = self.get_states(x, lstm_state, done)
+    def get_action(self, hidden):
+        return torch.multinomial(self.actor(hidden).softmax(-1), 1).squeeze(-1)  # (N, 256) -> (N,)
+
+    def evaluate(self, hidden, action):  # (T, N, 256) and (T, N) -> log-probability, entropy, value, each (T, N)
         probs = Categorical(logits=self.actor(hidden), validate_args=False)
-        if action is None:
-            action = probs.sample()
-        return action, probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1), lstm_state
+        return probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1)
 
 
 def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
@@ -231,7 +231,7 @@ if __name__ == "__main__":
 
     envs = make_envs(args)
     agent = Agent(envs.single_action_space.n).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8, fused=True)
     method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
 
     # ---- method: init ----
@@ -262,10 +262,9 @@ if __name__ == "__main__":
     # ALGO LOGIC: storage
     obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
     actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
-    logprobs = torch.zeros((args.num_steps, args.num_envs), device=device)
+    hiddens = torch.zeros((args.num_steps, args.num_envs, 256), device=device)  # what the actor and the critic see
     rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
     dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
-    values = torch.zeros((args.num_steps, args.num_envs), device=device)
     final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
     positions = torch.zeros((args.num_steps, args.num_envs, 2))
     visited = np.zeros((args.num_steps, args.num_envs, 2))  # positions after the step, in the same episode
@@ -310,16 +309,15 @@ if __name__ == "__main__":
             if step % args.bptt_length == 0:
                 initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
 
-            # ALGO LOGIC: action logic
-            with torch.no_grad():
-                action, logprob, _, value, next_lstm_state = agent.get_action_and_value(
-                    next_obs[None], next_lstm_state, next_done[None]
-                )
-            actions[step], logprobs[step], values[step] = action[0], logprob[0], value[0]
+            # ALGO LOGIC: action logic; log-probabilities and values are for after the rollout, all at once
+            with torch.inference_mode():
+                hidden, next_lstm_state = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
+                action = agent.get_action(hidden[0])
+            hiddens[step], actions[step] = hidden[0], action
             watch.lap("policy")
 
             # TRY NOT TO MODIFY: execute the game
-            next_frames, reward, terminations, truncations, infos = envs.step(action[0].cpu().numpy())
+            next_frames, reward, terminations, truncations, infos = envs.step(action.cpu().numpy())
             ended = terminations | truncations
             rewards[step] = torch.from_numpy(reward)
             next_obs = to_obs(next_frames, device)
@@ -360,8 +358,9 @@ if __name__ == "__main__":
         # ---- end method ----
         watch.lap("bonus")
 
-        # bootstrap value if not done
+        # values of the rollout; bootstrap value if not done
         with torch.no_grad():
+            logprobs, _, values = agent.evaluate(hiddens, actions)
             next_value = agent.get_value(next_obs[None], next_lstm_state, next_done[None])
         next_values = torch.where(ends.bool(), final_values, torch.cat([values[1:], next_value]))
         advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
@@ -384,9 +383,9 @@ if __name__ == "__main__":
         losses = []
         for epoch in range(args.update_epochs):
             for mb_inds in torch.randperm(num_sequences).to(device).split(args.minibatch_size // args.bptt_length):
-                _, newlogprob, entropy, newvalue, _ = agent.get_action_and_value(
-                    b_obs[:, mb_inds], tuple(b_lstm_states[:, mb_inds]), b_dones[:, mb_inds], b_actions[:, mb_inds]
-                )
+                mb_lstm_state = tuple(b_lstm_states[:, mb_inds])
+                hidden, _ = agent.get_states(b_obs[:, mb_inds], mb_lstm_state, b_dones[:, mb_inds])
+                newlogprob, entropy, newvalue = agent.evaluate(hidden, b_actions[:, mb_inds])
                 logratio = newlogprob - b_logprobs[:, mb_inds]
                 ratio = logratio.exp()
 

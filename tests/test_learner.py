@@ -64,11 +64,12 @@ def test_advantages_equal_brute_force_with_deaths_and_timeouts():
 def test_batched_pass_equals_stepwise_pass(rollout):
     agent, obs, dones, state = rollout
     with torch.no_grad():
-        actions, logprobs, _, values, last_state = agent.get_action_and_value(obs, state, dones)
+        actions = torch.randint(4, (T, N))
+        hidden, last_state = agent.get_states(obs, state, dones)
+        logprobs, _, values = agent.evaluate(hidden, actions)
         for t in range(T):
-            _, logprob, _, value, state = agent.get_action_and_value(
-                obs[t : t + 1], state, dones[t : t + 1], actions[t : t + 1]
-            )
+            hidden, state = agent.get_states(obs[t : t + 1], state, dones[t : t + 1])
+            logprob, _, value = agent.evaluate(hidden, actions[t : t + 1])
             torch.testing.assert_close(logprob[0], logprobs[t], rtol=0, atol=1e-5)
             torch.testing.assert_close(value[0], values[t], rtol=0, atol=1e-5)
     for batched, stepwise in zip(last_state, state):
@@ -106,13 +107,25 @@ def test_network_is_the_papers(rollout):
     logits = agent.actor[2](torch.tanh(agent.actor[0](h)))
     value = agent.critic[2](torch.tanh(agent.critic[0](h)))[:, 0]
     actions = torch.arange(N)[None] % 4
-    _, logprob, entropy, newvalue, state = agent.get_action_and_value(
-        obs[:1], tuple(rollout[3]), torch.zeros(1, N), actions
-    )
+    hidden, state = agent.get_states(obs[:1], tuple(rollout[3]), torch.zeros(1, N))
+    logprob, entropy, newvalue = agent.evaluate(hidden, actions)
     torch.testing.assert_close(logprob[0], Categorical(logits=logits).log_prob(actions[0]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy[0], Categorical(logits=logits).entropy(), rtol=0, atol=1e-5)
     torch.testing.assert_close(newvalue[0], value, rtol=0, atol=1e-5)
     torch.testing.assert_close(state[0], h, rtol=0, atol=1e-5)
     torch.testing.assert_close(state[1], c, rtol=0, atol=1e-5)
+
+
+def test_actions_are_drawn_with_the_policys_probabilities(rollout):
+    agent = rollout[0]
+    torch.manual_seed(3)
+    hidden = torch.randn(1, 256)
+    with torch.no_grad():
+        actions = agent.get_action(hidden.expand(100_000, -1))
+        logits = agent.actor(hidden)[0].double().numpy()
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    assert np.ptp(probabilities) > 0.05, "not uniform, or this test says little"
+    np.testing.assert_allclose(np.bincount(actions) / 100_000, probabilities, atol=0.01)  # 6 standard deviations
 
 
 def test_layer_init_gives_rows_of_length_one():

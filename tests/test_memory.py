@@ -17,8 +17,8 @@ def success_rate(agent, forget):
         for _ in range(8 * envs.length):
             if forget:
                 done = torch.ones(50)
-            action, _, _, _, state = agent.get_action_and_value(to_obs(frames, "cpu")[None], state, done[None])
-            frames, reward, terminations, _, _ = envs.step(action[0].numpy())
+            hidden, state = agent.get_states(to_obs(frames, "cpu")[None], state, done[None])
+            frames, reward, terminations, _, _ = envs.step(agent.get_action(hidden[0]).numpy())
             rewards += reward[terminations].tolist()
             done = torch.from_numpy(terminations).float()
     assert len(rewards) == 8 * 50
