@@ -385,7 +385,7 @@ if __name__ == "__main__":
             if step % args.bptt_length == 0:
                 initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
 
-            # ALGO LOGIC: action logic; log-probabilities and values are for after the rollout, all at once
+            # ALGO LOGIC: action logic; log-probabilities and values follow after the rollout, all at once
             with torch.inference_mode():
                 hidden, next_lstm_state = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
                 action = agent.get_action(hidden[0])

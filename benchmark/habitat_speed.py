@@ -33,6 +33,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="decides where episodes start [default: 1]")
     parser.add_argument("--iterations", type=int, default=20, help="iterations that count [default: 20]")
     args = parser.parse_args()
+    if args.iterations < 1:
+        parser.error("--iterations must be at least 1.")
 
     simulator = common.habitat.Habitat(args.scene, None, 1, args.seed)
     simulator.reset()
