@@ -9,7 +9,11 @@ L L^T = eps I + B B^T (s, s) and W = L^-1 B (s, D), Woodbury's identity and the 
 so no D x D matrix is factorised. Random draws, constants and stopping rules are scikit-learn's; all is float64.
 """
 
+import warnings
+
 import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import ThreadpoolController
 
 EPSILON = 1e-6  # added to the diagonal of every covariance
@@ -29,7 +33,9 @@ def gmm_labels(embeddings, num_clusters, seed=1):
         centred = data - data.mean(axis=0)
         basis = leading_directions(centred)
         head = centred @ basis
-        labels = kmeans_labels(centred, head, num_clusters, seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
+            labels = KMeans(num_clusters, n_init=1, random_state=seed).fit(data).labels_
         return expectation_maximisation(centred, head, basis, np.eye(num_clusters)[:, labels])
 
 
@@ -41,114 +47,6 @@ def leading_directions(centred, count=32):
 
 def squared_norms(rows):
     return np.einsum("...d,...d->...", rows, rows)
-
-
-def kmeans_labels(centred, head, num_clusters, seed):
-    """K-means: greedy k-means++ seeding, then Lloyd iterations that recompute only the clusters that changed."""
-    centres = kmeans_plus_plus(centred, head, num_clusters, seed)
-    tolerance = 1e-4 * np.square(centred).mean()
-    scores = np.empty((len(centred), num_clusters))  # |c|^2 - 2 x.c, the squared distance but for |x|^2
-    labels = np.full(len(centred), -1)
-    outdated, relocated = np.arange(num_clusters), []  # clusters whose centre moved, or is not the mean of its rows
-    for _ in range(300):
-        scores[:, outdated] = distance_scores(centred, centres[outdated])
-        previous, labels = labels, scores.argmin(axis=1)
-        moved = labels != previous
-        if not moved.any():
-            return labels
-        sizes = np.bincount(labels, minlength=num_clusters)
-        touched = np.unique(np.concatenate([labels[moved], previous[moved & (previous >= 0)], relocated])).astype(int)
-        old = centres.copy()
-        for cluster in touched[sizes[touched] > 0]:
-            centres[cluster] = centred[labels == cluster].mean(axis=0)
-        relocated = relocate_empty_clusters(centred, labels, sizes, old, centres)
-        shifts = squared_norms(centres - old)
-        outdated = np.flatnonzero(shifts)
-        if shifts.sum() <= tolerance:
-            break
-    scores[:, outdated] = distance_scores(centred, centres[outdated])
-    return scores.argmin(axis=1)
-
-
-def distance_scores(rows, centres):
-    """|c|^2 - 2 x.c (T, m): squared distances of the rows to the centres but for |x|^2, which no argmin needs."""
-    scores = (-2 * centres) @ rows.T
-    scores += squared_norms(centres)[:, None]
-    return scores.T
-
-
-def relocate_empty_clusters(centred, labels, sizes, old, centres):
-    """Move every empty cluster onto one of the points farthest from their old centres; returns the clusters touched."""
-    empty = np.flatnonzero(sizes == 0)
-    if len(empty) == 0 or (centred == old[labels]).all():
-        return []
-    distances = ((centred - old[labels]) ** 2).sum(axis=1)
-    farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
-    sizes = sizes.copy()
-    for cluster, point in zip(empty, farthest):
-        donor = labels[point]
-        if sizes[donor] > 1:
-            centres[donor] -= (centred[point] - centres[donor]) / (sizes[donor] - 1)
-        sizes[donor] -= 1
-        centres[cluster] = centred[point]
-    return np.concatenate([empty, labels[farthest]])
-
-
-def kmeans_plus_plus(centred, head, num_clusters, seed):
-    """The seeds (M, D) of scikit-learn: each the most useful of a few rows drawn by squared distance."""
-    if len(centred) < 2000:  # nothing to gain
-        return literal_kmeans_plus_plus(centred, num_clusters, seed)
-    random = np.random.RandomState(seed)
-    norms = squared_norms(centred)
-    # Distances between these sketches never exceed the true ones: an orthonormal projection and the length of the rest.
-    sketch = np.vstack([head.T, np.sqrt(np.maximum(norms - squared_norms(head), 0))])  # (q + 1, T)
-    sketch_norms = squared_norms(sketch.T)
-    slack = 1e-9 * norms.max()  # far above all rounding errors
-    trials = 2 + int(np.log(num_clusters))
-    seeds = [random.choice(len(centred), p=np.full(len(centred), 1 / len(centred)))]
-    closest = squared_norms(centred - centred[seeds[0]])
-    for _ in range(1, num_clusters):
-        draws = random.uniform(size=trials) * closest.sum()
-        candidates = np.minimum(np.searchsorted(np.cumsum(closest), draws), len(centred) - 1)
-        lower = sketch_norms[candidates, None] + sketch_norms - 2 * sketch[:, candidates].T @ sketch
-        near = np.flatnonzero((lower < closest + slack).any(axis=0))  # only these rows can get closer to a seed
-        distances = norms[candidates, None] + norms[near] - 2 * centred[candidates] @ centred[near].T
-        distances = np.minimum(np.maximum(distances, 0), closest[near])
-        potentials = distances.sum(axis=1)
-        best = potentials.argmin()
-        # Two rows nearest to each other are equally useful: only scikit-learn's own rounding tells which one it takes.
-        if ((potentials < potentials[best] + slack) & (candidates != candidates[best])).any():
-            return literal_kmeans_plus_plus(centred, num_clusters, seed)
-        closest[near] = distances[best]
-        seeds.append(candidates[best])
-    return centred[seeds]
-
-
-def literal_kmeans_plus_plus(centred, num_clusters, seed):
-    """scikit-learn's seeding in its own order of operations, to the last bit, but without its checks at every draw."""
-    random, ones = np.random.RandomState(seed), np.ones(len(centred))
-    norms = squared_norms(centred)
-
-    def squared_distances(rows):
-        picked = centred[rows]
-        distances = picked @ centred.T
-        distances *= -2
-        distances += squared_norms(picked)[:, None]
-        distances += norms
-        return np.maximum(distances, 0, out=distances)
-
-    seeds = [random.choice(len(centred), p=ones / len(centred))]
-    closest = squared_distances(seeds)
-    potential = closest @ ones
-    for _ in range(1, num_clusters):
-        draws = random.uniform(size=2 + int(np.log(num_clusters))) * potential
-        candidates = np.minimum(np.searchsorted(np.cumsum(closest), draws), len(centred) - 1)
-        distances = np.minimum(closest, squared_distances(candidates))
-        potentials = distances @ ones[:, None]
-        best = potentials.argmin()
-        closest, potential = distances[best], potentials[best]
-        seeds.append(candidates[best])
-    return centred[seeds]
 
 
 def expectation_maximisation(data, head, basis, responsibilities):

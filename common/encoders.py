@@ -16,7 +16,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # wh
 def make_encoder(args, device):
     """The encoder that the flags ask for; says how long DINO will take."""
     if args.encoder != "dino":
-        return RandomEncoder(centred=args.encoder == "random-centred").to(device)
+        return {"texture": TextureEncoder, "random": RandomEncoder}[args.encoder]().to(device)
     if args.noisy_tv and args.authors_preprocessing:
         raise SystemExit("--authors-preprocessing cuts parts of --noisy-tv off: type only one of the two.")
     encoder = DinoEncoder(args.dino_model, device, args.authors_preprocessing)
@@ -26,31 +26,18 @@ def make_encoder(args, device):
     return encoder
 
 
-class RandomEncoder(nn.Module):
-    """A random convolutional network: 42 x 42 frames to 384 numbers.
-
-    Pixels run from 0 to 1. A dark frame then has a short embedding, whose direction, all that the cosine sees, depends
-    on its faintest details; `centred` pixels run from -0.5 to 0.5, so that dark frames look alike.
-
-    The orthogonal weights matter: with PyTorch's default initialisation all embeddings point the same way, and no
-    threshold on their cosine similarity can tell them apart.
-    """
+class FrozenNetwork(nn.Module):
+    """A network that is never trained, on the 42 x 42 frames that the policy sees, with pixels from 0 to 1."""
 
     image_shape = (3, 42, 42)
-    embedding_size = 384
 
-    def __init__(self, centred=False):
-        super().__init__()
-        self.darkest = -0.5 if centred else 0.0
-        layers = []
-        for channels in (3, 32, 32, 32):
-            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
-        self.network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 3 * 3, self.embedding_size))
-        for layer in self.network:
+    def freeze(self):
+        for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2))
-                nn.init.zeros_(layer.bias)
-        self.network.to(memory_format=torch.channels_last)  # faster on CPUs
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+        self.to(memory_format=torch.channels_last)  # faster on CPUs
         self.requires_grad_(False)
 
     def prepare(self, frames, obs):
@@ -58,13 +45,49 @@ class RandomEncoder(nn.Module):
         return obs
 
     def forward(self, images):
-        """images: (B, 3, 42, 42) uint8 -> (B, 384)"""
-        embeddings = []
-        for chunk in images.split(128):  # small enough for the activations to stay in the cache
-            embeddings.append(
-                self.network(chunk.to(torch.float32, memory_format=torch.channels_last) / 255 + self.darkest)
-            )
-        return torch.cat(embeddings)
+        """images: (B, 3, 42, 42) uint8 -> (B, embedding_size)"""
+        chunks = images.split(128)  # small enough for the activations to stay in the cache
+        return torch.cat([self.embed(c.to(torch.float32, memory_format=torch.channels_last) / 255) for c in chunks])
+
+
+class TextureEncoder(FrozenNetwork):
+    """One random convolution, and of each filter the mean and the deviation over the upper and the lower half.
+
+    Pooling makes a turn on the spot look less like a move than it does to the whole image, and the means never vanish,
+    so that the direction of an embedding, all that the cosine sees, is well defined for dark frames, too.
+    """
+
+    embedding_size = 128
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 32, 3, stride=2, padding=1, bias=False)
+        self.freeze()
+
+    def embed(self, pixels):
+        halves = F.elu(self.convolution(pixels)).chunk(2, dim=2)  # (B, 32, 11, 21) and (B, 32, 10, 21)
+        return torch.cat([statistic for half in halves for statistic in (half.mean((2, 3)), half.std((2, 3)))], dim=1)
+
+
+class RandomEncoder(FrozenNetwork):
+    """The paper's random network: the policy's convolutions and a linear layer.
+
+    The orthogonal weights matter: with PyTorch's default initialisation all embeddings point the same way, and no
+    threshold on their cosine similarity can tell them apart.
+    """
+
+    embedding_size = 384
+
+    def __init__(self):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 3 * 3, self.embedding_size))
+        self.freeze()
+
+    def embed(self, pixels):
+        return self.network(pixels)
 
 
 class DinoEncoder:

@@ -149,10 +149,16 @@ class Habitat(VectorEnv):
             self.observations[i], self.positions[i] = self.workers[i].first
 
     def reset(self, *, seed=None, options=None):
-        """Start new episodes. They all start at the same place, so there is nothing for `seed` to decide."""
+        """Start new episodes. They all start at the same place, so there is nothing for `seed` to decide.
+
+        With the option "stagger" these first episodes have evenly spread time limits, the first environment's being
+        the usual one, so that the environments are at all stages of an episode at any time.
+        """
         self._start_workers()
         self.observations, self.positions = np.empty_like(self.observations), np.empty_like(self.positions)
         self._start_episodes(np.arange(self.num_envs), set())
+        if options and options.get("stagger"):
+            self.episode_steps = np.arange(self.num_envs) * self.max_episode_steps // self.num_envs
         return self.observations, {"position": self.positions}
 
     def step(self, actions):

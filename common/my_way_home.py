@@ -193,7 +193,11 @@ class MyWayHome(VectorEnv):
             self.dead.add(i)
 
     def reset(self, *, seed=None, options=None):
-        """Start new episodes; a seed, or a list of one per environment, determines these and all that follow."""
+        """Start new episodes; a seed, or a list of one per environment, determines these and all that follow.
+
+        With the option "stagger" these first episodes have evenly spread time limits, the first environment's being
+        the usual one, so that the environments are at all stages of an episode at any time.
+        """
         if not self.games:
             self._start_games()
         if seed is not None:
@@ -204,6 +208,8 @@ class MyWayHome(VectorEnv):
                 game.set_seed(int(child.generate_state(1)[0]))
         self.observations, self.positions = np.empty_like(self.observations), np.empty_like(self.positions)
         self._in_threads(self._start_episode)
+        if options and options.get("stagger"):
+            self.episode_steps = np.arange(self.num_envs) * self.max_episode_steps // self.num_envs
         return self.observations, {"position": self.positions}
 
     def _advance(self, i, action):

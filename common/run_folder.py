@@ -1,9 +1,10 @@
-"""The folder a run leaves behind: args.json, progress.csv, TensorBoard events and checkpoints that survive a crash."""
+"""The folder a run leaves behind: args.json, CSV files, TensorBoard events and checkpoints that survive a crash."""
 
 import argparse
 import csv
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
-FIXED_FLAGS = ("env", "encoder", "hash_bits")  # a checkpoint means nothing under another value of these
+FIXED_FLAGS = ("env", "task", "scene", "encoder", "hash_bits")  # a run means nothing under another value of these
 
 
 def parse_args(args_class, description):
@@ -47,19 +48,28 @@ def parse_args(args_class, description):
 
 
 class RunFolder:
-    """`log` writes a row to progress.csv and the same numbers to TensorBoard, `save` and `load` keep checkpoints."""
+    """`log` writes progress.csv, timings.csv and TensorBoard's events, `save` and `load` keep checkpoints.
 
-    def __init__(self, args, run_name):
+    A checkpoint holds the state_dict() of every part of `saved`, a dictionary.
+    """
+
+    def __init__(self, args, run_name, saved):
         if args.track and importlib.util.find_spec("wandb") is None:
             raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
         self.path = Path(args.resume) if args.resume else Path("runs") / run_name
-        self.csv_path = self.path / "progress.csv"
-        self.args = args
+        self.args, self.saved = args, saved
         self.tracker = None
 
-    def start_logging(self, global_step):
+    def start_logging(self, global_step, device):
         """Makes the folder and opens the logs at `global_step`, without what a killed run wrote after its last save."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.args.resume:
+            name = self.path.name
+            for number in itertools.count(2):
+                try:
+                    self.path.mkdir(parents=True)
+                    break
+                except FileExistsError:  # another run started in the same second
+                    self.path = self.path.with_name(f"{name}_{number}")
         if self.args.track:
             import wandb
 
@@ -73,67 +83,81 @@ class RunFolder:
                 resume="allow" if self.args.resume else None,
                 id=self.path.name,
             )
-        about = {
-            "args": vars(self.args),
+        this_start = {
             "command": " ".join(sys.argv),
+            "global_step": global_step,
+            "git_commit": _git_commit(),
+            "device": str(device),
             "python": platform.python_version(),
             "torch": torch.__version__,  # unlike the package's version, it names the build: 2.13.0+cu130
             "versions": {name: version(name) for name in ("numpy", "scikit-learn", "gymnasium")},
-            "git_commit": _git_commit(),
         }
-        _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
-        if self.csv_path.exists():
-            with self.csv_path.open(newline="") as file:
-                rows = list(csv.reader(file))
-            column = rows[0].index("global_step") if rows else 0
-            kept = rows[:1] + [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[column]) <= global_step]
-            _write_atomically(self.csv_path, lambda path: _write_rows(path, kept))
+        args_file = self.path / "args.json"
+        starts = json.loads(args_file.read_text())["starts"] if args_file.exists() else []
+        about = {"args": vars(self.args), "starts": [*starts, this_start]}
+        _write_atomically(args_file, lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
+        for file in (self.path / "progress.csv", self.path / "timings.csv"):
+            if file.exists():
+                with file.open(newline="") as lines:
+                    rows = list(csv.reader(lines))
+                kept = rows[:1] + [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[0]) <= global_step]
+                _write_atomically(file, lambda path, kept=kept: _write_rows(path, kept))
         self.writer = SummaryWriter(str(self.path), purge_step=global_step + 1 if global_step else None)
+        flags = "\n".join(f"|{name}|{value}|" for name, value in vars(self.args).items())
+        self.writer.add_text("flags", f"|flag|value|\n|-|-|\n{flags}", global_step)
+        print(f"{self.path} on {device}", file=sys.stderr)
 
     def log(self, metrics, global_step, timings):
-        """`metrics` depend on nothing but the seed and go to both logs; `timings` go to TensorBoard only, so that equal
-        runs have equal progress.csv files."""
+        """`metrics` depend on nothing but the seed: equal runs have equal progress.csv files. `timings` do not."""
         for tag, value in {**metrics, **timings}.items():
             if not math.isnan(value):  # nothing to draw before the first episode has ended
                 self.writer.add_scalar(tag, value, global_step)
-        is_new = not self.csv_path.exists()
-        with self.csv_path.open("a", newline="") as file:
-            rows = csv.writer(file)
-            if is_new:
-                rows.writerow(["global_step", *metrics])
-            rows.writerow([global_step, *(f"{value:.6g}" for value in metrics.values())])
+        for name, columns in (("progress.csv", metrics), ("timings.csv", timings)):
+            is_new = not (self.path / name).exists()
+            with (self.path / name).open("a", newline="") as file:
+                rows = csv.writer(file)
+                if is_new:
+                    rows.writerow(["global_step", *columns])
+                rows.writerow([global_step, *(f"{value:.6g}" for value in columns.values())])
 
     def log_image(self, tag, image, global_step):
         """image: (H, W, 3) uint8; the newest one is in the folder as well, tag some/name as name.png."""
         self.writer.add_image(tag, image, global_step, dataformats="HWC")
         imageio.imwrite(self.path / f"{tag.split('/')[-1]}.png", image)
 
-    def save(self, state):
+    def save(self, global_step):
         """Replaces checkpoint.pt in one step and keeps the one before as checkpoint.previous.pt."""
         current = self.path / "checkpoint.pt"
         new = self.path / "checkpoint.new.pt"
+        state = {name: part.state_dict() for name, part in self.saved.items()}
         with new.open("wb") as file:
-            torch.save(state, file)
+            torch.save({"global_step": global_step, **state}, file)
             file.flush()
             os.fsync(file.fileno())
         if current.exists():
             os.replace(current, self.path / "checkpoint.previous.pt")
         os.replace(new, current)
 
-    def load(self, device, method):
-        """The newest checkpoint that can be read; `method` are the parts that it has to have."""
+    def load(self, device):
+        """Brings every part back from the newest checkpoint that can be read; returns its global step."""
         for name in ("checkpoint.pt", "checkpoint.previous.pt"):
             file = self.path / name
             if not file.exists():
                 continue
             try:
-                checkpoint = torch.load(file, map_location=device, weights_only=True)
+                state = torch.load(file, map_location=device, weights_only=True)
             except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
                 print(f"{file} is damaged ({type(error).__name__}); trying the one before.", file=sys.stderr)
                 continue
-            if checkpoint["method"].keys() != method.keys():
+            global_step = state.pop("global_step")
+            if state.keys() != self.saved.keys():
                 raise SystemExit(f"--resume {self.path}: another script began this run; go on with that one.")
-            return checkpoint
+            for name, part in self.saved.items():
+                rates = [group["lr"] for group in getattr(part, "param_groups", [])]
+                part.load_state_dict(state[name])
+                for group, rate in zip(getattr(part, "param_groups", []), rates):
+                    group["lr"] = rate  # the flag's: it can be typed again
+            return global_step
         raise SystemExit(f"--resume {self.path}: no readable checkpoint in it; start again without --resume.")
 
     def close(self):
@@ -170,6 +194,12 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self.last
         self.last = now
+
+    def timings(self, num_steps):
+        """What the iteration took as a whole, steps per second, and the share of each part."""
+        total = sum(self.seconds.values())
+        shares = {f"time/{part}": seconds / total for part, seconds in self.seconds.items()}
+        return {"charts/SPS": num_steps / total, "time/iteration": total, **shares}
 
 
 def _git_commit():

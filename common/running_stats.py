@@ -1,10 +1,10 @@
-"""Mean and variance of everything seen so far, from batches."""
+"""Statistics of everything seen so far, from batches."""
 
 import torch
 
 
 class RunningMeanStd:
-    """Statistics over the batches' first axis, as if all of them had come at once, in float64."""
+    """Mean and variance over the batches' first axis, as if all of them had come at once, in float64."""
 
     def __init__(self, shape=()):
         self.mean = torch.zeros(shape, dtype=torch.float64)
@@ -31,3 +31,21 @@ class RunningMeanStd:
 
     def load_state_dict(self, state):
         vars(self).update(state)
+
+
+class MovingMean:
+    """The mean of the batches' means, in which older ones fade: momentum * old + (1 - momentum) * new."""
+
+    def __init__(self, momentum):
+        self.momentum = momentum
+        self.mean = None
+
+    def update(self, batch):
+        new = batch.mean().item()
+        self.mean = new if self.mean is None else self.momentum * self.mean + (1 - self.momentum) * new
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]

@@ -6,15 +6,18 @@ import numpy as np
 
 
 class EpisodeVideos:
-    """Collects the frames of one environment and writes episodes 1, 8, 27, ..., 1000, and then every 1000th."""
+    """Collects the frames of one environment and writes episodes 1, 8, 27, ..., 1000, and then every 1000th.
+
+    In a resumed run the numbers go on after those of the videos that are there already.
+    """
 
     def __init__(self, folder, first_frame):
         import imageio.v2  # asked for here, so that a missing package is noticed before the training starts
 
         self.imageio = imageio.v2
         self.folder = Path(folder)
-        self.frames = [first_frame]
-        self.episode = 1
+        self.frames = [first_frame.copy()]  # a view would keep the frames of all environments
+        self.episode = 1 + max((int(path.stem.split("_")[1]) for path in self.folder.glob("episode_*.mp4")), default=0)
 
     def add(self, frame, ended, infos):
         """frame: (H, W, 3), what the step returned; if the episode has `ended` it belongs to the next one already."""
@@ -27,4 +30,4 @@ class EpisodeVideos:
                 self.imageio.mimsave(path, frames, fps=9, macro_block_size=1)  # 35 tics a second, 4 tics a step
             self.frames = []
             self.episode += 1
-        self.frames.append(frame)
+        self.frames.append(frame.copy())

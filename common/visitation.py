@@ -1,5 +1,7 @@
 """Which cells of the map have been visited: counts, coverage of the reachable cells, entropy, and a picture of it."""
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,18 +12,21 @@ from matplotlib.figure import Figure
 class VisitCounts:
     """Visits per grid cell over the whole run and all environments.
 
-    `to_cells` turns (B, 2) positions into (B, 2) integer cells, `reachable_cells` is a (K, 2) integer array: both are
-    the environment's, because what a cell is depends on it.
+    `envs.cells` turns (B, 2) positions into (B, 2) integer cells, `envs.reachable_cells` returns a (K, 2) integer array
+    (and may start a simulator for it, so it is not asked before a count is).
     """
 
-    def __init__(self, to_cells, reachable_cells):
-        self.to_cells = to_cells
-        self.reachable = {tuple(cell) for cell in np.asarray(reachable_cells).tolist()}
+    def __init__(self, envs):
+        self.envs = envs
         self.counts = {}
+
+    @cached_property
+    def reachable(self):
+        return {tuple(cell) for cell in np.asarray(self.envs.reachable_cells()).tolist()}
 
     def add(self, positions):
         """positions: (B, 2) map coordinates, those after a step; where an episode starts is no visit."""
-        for cell in map(tuple, self.to_cells(positions).tolist()):
+        for cell in map(tuple, self.envs.cells(positions).tolist()):
             self.counts[cell] = self.counts.get(cell, 0) + 1
 
     def unique_cells(self):

@@ -1,0 +1,41 @@
+"""What the rows of a cluster table look like, where they are and when they were born: for pictures, not for rewards."""
+
+import torch
+import torch.nn.functional as F
+
+
+class ClusterAtlas:
+    """One row each, in the table's order."""
+
+    def __init__(self):
+        self.steps = torch.zeros(0, dtype=torch.int64)  # that fell into the row
+        self.appearances = torch.zeros(0, dtype=torch.int64)  # clusters of a rollout that were matched with the row
+        self.births = torch.zeros(0, dtype=torch.int64)  # the global step at which the row was opened
+        self.images = torch.zeros(0, 3, 42, 42)  # mean image
+        self.positions = torch.zeros(0, 2)  # mean position
+
+    def add(self, rows, clusters, images, positions, global_step):
+        """For each of T steps its row, its cluster's number, its (T, 3, 42, 42) image and its (T, 2) position."""
+        num_rows = max(len(self.steps), int(rows.max()) + 1)
+        num_new = num_rows - len(self.steps)
+        first_steps = clusters.argsort(stable=True)[clusters.bincount().cumsum(0) - clusters.bincount()]
+        matched_rows = rows[first_steps]  # of each cluster
+        self.births = F.pad(self.births, (0, num_new), value=global_step)
+        self.appearances = F.pad(self.appearances, (0, num_new)) + matched_rows.bincount(minlength=num_rows)
+        new_steps = rows.bincount(minlength=num_rows)
+        self.steps = F.pad(self.steps, (0, num_new)) + new_steps
+        weights = 1 / self.steps  # of a new step in the means
+        kept = 1 - new_steps * weights  # share of the earlier steps in the means
+        sums = torch.zeros(num_rows, 3, 42, 42)
+        for some_rows, some_images in zip(rows.split(128), images.split(128)):  # few enough to stay in the cache
+            sums.index_add_(0, some_rows, some_images.float())
+        self.images = F.pad(self.images, (0, 0, 0, 0, 0, 0, 0, num_new)) * kept[:, None, None, None]
+        self.images += sums * weights[:, None, None, None]
+        sums = torch.zeros(num_rows, 2).index_add_(0, rows, positions)
+        self.positions = F.pad(self.positions, (0, 0, 0, num_new)) * kept[:, None] + sums * weights[:, None]
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    def load_state_dict(self, state):
+        vars(self).update({name: column.cpu() for name, column in state.items()})
