@@ -1,26 +1,24 @@
 """Random Network Distillation: PPO-LSTM paid for frames on which a trained network fails to copy a random one.
 
 A predictor learns the output of a frozen random network on the frames that are visited, so its error is large where
-little was seen; a step is paid ext_coef * r_t + int_coef * |predictor(o_t+1) - target(o_t+1)|^2 / (512 sigma), where
-sigma is the running deviation of the discounted sum of errors. `diff ppo_lstm.py ppo_lstm_rnd.py` shows the method.
+little was seen; the step to o_t+1 earns the mean of (predictor(o_t+1) - target(o_t+1))^2. `diff ppo_lstm.py
+ppo_lstm_rnd.py` shows the method and nothing else.
 
-    python ppo_lstm_rnd.py                                   # ViZDoom MyWayHome-Sparse
-    python ppo_lstm_rnd.py --task very-sparse --int-coef 1   # farther away, with a larger bonus
+    python ppo_lstm_rnd.py                                      # ViZDoom MyWayHome-Sparse
+    python ppo_lstm_rnd.py --task very-sparse --int-coef 0.02   # farther away, with a larger bonus
 
 Paper: Burda, Edwards, Storkey and Klimov, "Exploration by Random Network Distillation", ICLR 2019. Docs: docs/rnd.md
 """
 
+import math
 import os
 import random
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal, Optional
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads sleep instead of starving the simulators,
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # but stay awake between two operations of an update (GNU's OpenMP)
-
+from common.cpu import at_most_threads, keep_freed_memory  # before torch
 import numpy as np
 import torch
 import torch.nn as nn
@@ -28,18 +26,19 @@ import torch.nn.functional as F
 from torch.distributions.categorical import Categorical
 from tqdm import tqdm
 
-from common.allocator import keep_freed_memory
 from common.chained_lstm import chained_lstm
+from common.episode_log import EpisodeLog
 from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
+from common.random_states import RandomStates
 from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.running_stats import MovingMean
 from common.video import EpisodeVideos
 from common.visitation import VisitCounts
 
 # ---- method: imports ----
-from common.bonus_log import BonusLog
 from common.running_stats import RunningMeanStd
 
 # ---- end method ----
@@ -82,15 +81,19 @@ class Args:
     """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
     num_envs: Optional[int] = None
     """parallel environments [default: 32, in Habitat 1]"""
+    stagger_episodes: bool = True
+    """end the first episodes early, each environment's at another step, so that they are never in step"""
 
-    total_timesteps: int = 2_000_000
+    total_timesteps: int = 500_000
     """agent steps in all environments together; a step is one decision, four tics of Doom"""
-    learning_rate: float = 2.5e-4
+    target_return: Optional[float] = None
+    """end the run when the mean return of the last 100 episodes exceeds this"""
+    learning_rate: float = 5e-4
     """learning rate of Adam (1e-4 in the paper)"""
     anneal_lr: bool = False
     """let the learning rate fall linearly to zero"""
-    num_steps: int = 256
-    """steps per environment in each rollout"""
+    num_steps: Optional[int] = None
+    """steps per environment in each rollout (256 in the authors' code) [default: 64, in Habitat 256]"""
     gamma: float = 0.99
     """discount"""
     gae_lambda: float = 0.95
@@ -98,15 +101,15 @@ class Args:
     bootstrap_timeouts: bool = True
     """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
     bptt_length: int = 64
-    """steps through which the LSTM is trained"""
-    minibatch_size: Optional[int] = None
-    """frames per minibatch, in sequences of bptt-length (256 in the paper) [default: 1024, or all if fewer]"""
+    """steps through which the LSTM is trained, at most num-steps"""
+    minibatch_size: int = 512
+    """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
     update_epochs: int = 4
     """passes over each rollout"""
     norm_adv: bool = True
     """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
-    clip_coef: float = 0.1
-    """clipping of the policy's ratio"""
+    clip_coef: float = 0.2
+    """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
     """clip the value's change by clip-coef as well (in the paper)"""
     ent_coef: float = 0.02
@@ -115,37 +118,30 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: float = 0.5
     """largest norm of the gradient"""
-    ext_coef: float = 1.0
-    """weight of the extrinsic reward"""
-    reward_scale: float = 10.0
-    """factor on all rewards (1 in the paper), so that the value function can resolve what is left of the bonus"""
+    ext_coef: float = 5.0
+    """weight of the extrinsic reward (1 in the paper)"""
+    int_coef: float = 0.01
+    """weight of the intrinsic reward (0.1 in the paper, where it is not normalised)"""
+    norm_bonus: bool = True
+    """divide the intrinsic reward by its moving mean, so that a step earns int-coef on average (not in the paper)"""
 
     # ---- method: args ----
-    int_coef: float = 0.5
-    """weight of the bonus (the paper weighs intrinsic to extrinsic as 1 to 2)"""
-    int_gamma: float = 0.99
-    """discount of the sum of errors whose deviation the bonus is divided by (the paper's intrinsic discount)"""
-    rnd_learning_rate: float = 1e-4
+    predictor_learning_rate: float = 1e-4
     """learning rate of the predictor's Adam (the paper's)"""
-    rnd_minibatch_size: int = 256
+    predictor_minibatch_size: int = 256
     """frames per step of the predictor: as many steps per frame played as in the authors' code"""
     # ---- end method ----
 
 
 def check(args):
     """Ends the program with one sentence if flags do not fit together."""
-    num_frames = args.num_envs * args.num_steps
     for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
         if getattr(args, name) < 1:
             sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
     if args.num_steps % args.bptt_length:
         sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
-    if args.minibatch_size % args.bptt_length or num_frames % args.minibatch_size:
-        sys.exit(
-            f"--minibatch-size {args.minibatch_size} must be a multiple of --bptt-length {args.bptt_length} and divide "
-            f"num-envs x num-steps = {num_frames}; try --minibatch-size {args.bptt_length}."
-        )
-    if args.total_timesteps < num_frames:
+    if args.total_timesteps < args.num_envs * args.num_steps:
+        num_frames = args.num_envs * args.num_steps
         sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
 
 
@@ -166,14 +162,6 @@ def to_obs(frames, device):
     return F.interpolate(frames, (42, 42), mode="bilinear", antialias=True).to(device)
 
 
-def layer_init(layer):
-    """Rows of length 1 in a random direction, as in the authors' code."""
-    nn.init.normal_(layer.weight)
-    layer.weight.data /= layer.weight.data.norm(dim=1, keepdim=True)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 class Agent(nn.Module):
     def __init__(self, num_actions):
         super().__init__()
@@ -184,8 +172,8 @@ class Agent(nn.Module):
         # the paper's recurrence: both cells see the same 288 features, the second goes on from the first one's state
         self.lstm_1 = nn.LSTMCell(288, 256)
         self.lstm_2 = nn.LSTMCell(288, 256)
-        self.actor = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, num_actions)))
-        self.critic = nn.Sequential(layer_init(nn.Linear(256, 64)), nn.Tanh(), layer_init(nn.Linear(64, 1)))
+        self.actor = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, num_actions))
+        self.critic = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 1))
 
     def initial_state(self, num_envs, device):
         return torch.zeros(num_envs, 256, device=device), torch.zeros(num_envs, 256, device=device)
@@ -196,16 +184,11 @@ class Agent(nn.Module):
         features = self.network(frames).view(*x.shape[:2], -1)
         return chained_lstm(features, done, lstm_state, self.lstm_1, self.lstm_2)
 
-    def get_value(self, x, lstm_state, done):
-        hidden, _ = self.get_states(x, lstm_state, done)
+    def get_policy(self, hidden):  # (..., 256) -> a distribution over actions (...)
+        return Categorical(logits=self.actor(hidden), validate_args=False)
+
+    def get_value(self, hidden):  # (..., 256) -> (...)
         return self.critic(hidden).squeeze(-1)
-
-    def get_action(self, hidden):
-        return torch.multinomial(self.actor(hidden).softmax(-1), 1).squeeze(-1)  # (N, 256) -> (N,)
-
-    def evaluate(self, hidden, action):  # (T, N, 256) and (T, N) -> log-probability, entropy, value, each (T, N)
-        probs = Categorical(logits=self.actor(hidden), validate_args=False)
-        return probs.log_prob(action), probs.entropy(), self.critic(hidden).squeeze(-1)
 
 
 def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
@@ -253,33 +236,6 @@ def normalize(observations, stats):
     return ((observations - stats.mean.float()) / stats.std.float()).clamp_(-5, 5)
 
 
-class ReturnNormalizer:
-    """(3) divides errors by the running deviation of their discounted sum over the steps of each environment."""
-
-    def __init__(self, num_envs, gamma):
-        self.gamma = gamma
-        self.sums = torch.zeros(num_envs)  # one for each environment; the end of an episode does not empty it
-        self.stats = RunningMeanStd()
-
-    def __call__(self, errors):
-        """(T, N) errors in order of time -> (T, N) bonuses"""
-        sums = self.sums.to(errors.device)
-        history = torch.empty_like(errors)
-        for t, error in enumerate(errors):
-            history[t] = sums = self.gamma * sums + error
-        self.sums = sums
-        self.stats.update(history.flatten())
-        return errors / self.stats.std.float()
-
-    def state_dict(self):
-        return {"sums": self.sums, "stats": self.stats.state_dict()}
-
-    def load_state_dict(self, state):
-        sums = state["sums"]  # a run can be resumed with another number of environments: then all start at the mean
-        self.sums = sums if len(sums) == len(self.sums) else sums.mean().repeat(len(self.sums))
-        self.stats.load_state_dict(state["stats"])
-
-
 # ---- end method ----
 
 
@@ -287,11 +243,13 @@ if __name__ == "__main__":
     args = parse_args(Args, __doc__)
     if args.num_envs is None:
         args.num_envs = 1 if args.env == "habitat" else 32
-    if args.minibatch_size is None:
-        args.minibatch_size = min(1024, args.num_envs * args.num_steps)
+    if args.num_steps is None:
+        args.num_steps = 256 if args.env == "habitat" else 64
+    args.bptt_length = min(args.bptt_length, args.num_steps)
     check(args)
     batch_size = args.num_envs * args.num_steps
     num_sequences = batch_size // args.bptt_length
+    num_minibatches = min(num_sequences, math.ceil(batch_size / args.minibatch_size))
 
     # TRY NOT TO MODIFY: seeding
     random.seed(args.seed)
@@ -300,148 +258,109 @@ if __name__ == "__main__":
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
     keep_freed_memory()
-    num_threads = torch.get_num_threads()
 
     envs = make_envs(args)
     agent = Agent(envs.single_action_space.n).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8, fused=True)
-    method = {}  # what the method learns: anything with state_dict() and load_state_dict(); saved with the agent
+    visits, episode_log, bonus_mean = VisitCounts(envs), EpisodeLog(args.num_envs), MovingMean(momentum=0.8)
+    # what a checkpoint holds: anything with state_dict() and load_state_dict()
+    saved = {"agent": agent, "optimizer": optimizer, "visits": visits, "episode_log": episode_log}
+    saved |= {"bonus_mean": bonus_mean, "random_states": RandomStates()}
 
     # ---- method: init ----
-    if args.rnd_minibatch_size < 1:
-        sys.exit("--rnd-minibatch-size must be at least 1.")
-    if not 0 <= args.int_gamma < 1:
-        sys.exit(f"--int-gamma {args.int_gamma} must be at least 0 and below 1.")
+    if args.predictor_minibatch_size < 1:
+        sys.exit("--predictor-minibatch-size must be at least 1.")
     rnd = RND().to(device)
-    rnd_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.rnd_learning_rate)
+    predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate)
     observation_stats = RunningMeanStd((3, 42, 42))
-    return_normalizer = ReturnNormalizer(args.num_envs, args.int_gamma)
-    bonus_log = BonusLog(args.num_envs)
-    method.update(rnd=rnd, rnd_optimizer=rnd_optimizer, bonus_log=bonus_log)
-    method.update(observation_stats=observation_stats, return_normalizer=return_normalizer)
-    next_observations = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    saved |= {"rnd": rnd, "predictor_optimizer": predictor_optimizer, "observation_stats": observation_stats}
     # ---- end method ----
 
-    run = RunFolder(args, f"{args.env}__{args.exp_name}__{args.seed}__{int(time.time())}")
-    checkpoint = run.load(device, method) if args.resume else None
+    place = {"vizdoom": f"vizdoom-{args.task}", "habitat": "habitat", "memory": "memory"}[args.env]
+    run = RunFolder(args, f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}", saved)
+    global_step = run.load(device) if args.resume else 0
     stop = StopOnSignal()
-    next_frames, infos = envs.reset(seed=args.seed)
-    visits = VisitCounts(envs.cells, envs.reachable_cells())
-    recent_returns, recent_lengths = deque(maxlen=100), deque(maxlen=100)
-    iteration, global_step, num_episodes, num_goals = 0, 0, 0, 0
-    if args.resume:
-        agent.load_state_dict(checkpoint["agent"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        visits.load_state_dict(checkpoint["visits"])
-        for name, part in method.items():
-            part.load_state_dict(checkpoint["method"][name])
-        recent_returns.extend(checkpoint["recent_returns"])
-        recent_lengths.extend(checkpoint["recent_lengths"])
-        iteration, global_step, num_episodes, num_goals = checkpoint["counters"]
-        torch.set_rng_state(checkpoint["rng"].cpu())
-        next_frames, infos = envs.reset(seed=args.seed + global_step)  # fresh episodes, not the first ones again
-    num_iterations = iteration + (args.total_timesteps - global_step) // batch_size
+    # a resumed run starts fresh episodes, not the first ones again
+    next_frames, infos = envs.reset(seed=args.seed + global_step, options={"stagger": args.stagger_episodes})
     videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
-    run.start_logging(global_step)
+    run.start_logging(global_step, device)
 
     # ALGO LOGIC: storage
     obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    next_observations = torch.zeros_like(obs)  # what each step led to: at its end the old episode's last frame
     actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
     hiddens = torch.zeros((args.num_steps, args.num_envs, 256), device=device)  # what the actor and the critic see
     rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
     dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
     final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
-    positions = torch.zeros((args.num_steps, args.num_envs, 2))
-    visited = np.zeros((args.num_steps, args.num_envs, 2))  # positions after the step, in the same episode
+    positions = torch.zeros((args.num_steps, args.num_envs, 2))  # where obs was seen
+    next_positions = torch.zeros_like(positions)  # where each step led to
     initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
     next_obs = to_obs(next_frames, device)
     next_done = torch.ones(args.num_envs, device=device)
     next_lstm_state = agent.initial_state(args.num_envs, device)
-    episode_return, episode_length = np.zeros(args.num_envs), np.zeros(args.num_envs, dtype=int)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit=" steps", mininterval=1)
+    iteration = 0
 
     while True:
-        if iteration % args.checkpoint_every == 0 or iteration == num_iterations or stop.requested:
-            run.save(
-                {
-                    "agent": agent.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "method": {name: part.state_dict() for name, part in method.items()},
-                    "visits": visits.state_dict(),
-                    "recent_returns": list(recent_returns),
-                    "recent_lengths": list(recent_lengths),
-                    "counters": [iteration, global_step, num_episodes, num_goals],
-                    "rng": torch.get_rng_state(),
-                }
-            )
+        is_solved = args.target_return is not None and episode_log.has_reached(args.target_return)
+        is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
+        if is_last or iteration % args.checkpoint_every == 0:
+            run.save(global_step)
             run.log_image("exploration/visits", visits.heat_map(), global_step)
-        if iteration >= num_iterations or stop.requested:
+        if is_last:
             break
 
         watch = Stopwatch()
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = (1 - iteration / num_iterations) * args.learning_rate
+            optimizer.param_groups[0]["lr"] = (1 - global_step / args.total_timesteps) * args.learning_rate
 
         final_values.zero_()
-        torch.set_num_threads(min(num_threads, args.num_envs))  # threads that share a frame mostly wait for each other
         for step in range(args.num_steps):
             if stop.requested:
                 break
             frames = next_frames
-            obs[step] = next_obs
-            dones[step] = next_done
+            obs[step], dones[step] = next_obs, next_done
             positions[step] = torch.from_numpy(infos["position"])
             if step % args.bptt_length == 0:
                 initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
 
             # ALGO LOGIC: action logic; log-probabilities and values follow after the rollout, all at once
-            with torch.inference_mode():
+            with torch.inference_mode(), at_most_threads(args.num_envs):
                 hidden, next_lstm_state = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
-                action = agent.get_action(hidden[0])
-            hiddens[step], actions[step] = hidden[0], action
+                actions[step] = agent.get_policy(hidden[0]).sample()
+            hiddens[step] = hidden[0]
             watch.lap("policy")
 
             # TRY NOT TO MODIFY: execute the game
-            next_frames, reward, terminations, truncations, infos = envs.step(action.cpu().numpy())
+            next_frames, reward, terminations, truncations, infos = envs.step(actions[step].cpu().numpy())
             ended = terminations | truncations
+            next_obs, next_done = to_obs(next_frames, device), torch.from_numpy(ended).float().to(device)
             rewards[step] = torch.from_numpy(reward)
-            next_obs = to_obs(next_frames, device)
-            next_done = torch.from_numpy(ended).float().to(device)
+            next_observations[step], next_positions[step] = next_obs, torch.from_numpy(infos["position"])
+            if ended.any():
+                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
+                next_positions[step, ended] = torch.from_numpy(infos["final_info"]["position"][ended])
             if args.bootstrap_timeouts and truncations.any():
                 # a time-out is no death: the value of the true last frame, with the LSTM state that led to it
-                final_obs = to_obs(infos["final_obs"], device)
-                with torch.no_grad():
-                    value = agent.get_value(final_obs[None], next_lstm_state, torch.zeros_like(next_done)[None])[0]
-                final_values[step] = value * torch.from_numpy(truncations).to(device)
-
+                with torch.inference_mode():
+                    same_episode = torch.zeros_like(next_done)[None]
+                    hidden, _ = agent.get_states(next_observations[step][None], next_lstm_state, same_episode)
+                    final_values[step] = agent.get_value(hidden[0]) * torch.from_numpy(truncations).to(device)
             # ---- method: step ----
-            next_observations[step] = next_obs
-            if ended.any():  # what the step led to is the old episode's last frame, not the next one's first
-                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
             # ---- end method ----
-
-            visited[step] = np.where(ended[:, None], infos["final_info"]["position"], infos["position"])
-            episode_return += reward
-            episode_length += 1
             if videos:
                 videos.add(next_frames[0], ended[0], infos)
-            if ended.any():
-                recent_returns.extend(episode_return[ended].tolist())
-                recent_lengths.extend(episode_length[ended].tolist())
-                num_episodes += int(ended.sum())
-                num_goals += int((episode_return[ended] > 0).sum())
-                episode_return[ended], episode_length[ended] = 0, 0
             watch.lap("env")
             progress.update(args.num_envs)
-        torch.set_num_threads(num_threads)
         if stop.requested:
             continue  # to the checkpoint; the unfinished rollout is dropped
-        visits.add(visited.reshape(-1, 2))
         iteration, global_step = iteration + 1, global_step + batch_size
+        visits.add(next_positions.flatten(0, 1).numpy())
 
         # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
         ends = torch.cat([dones[1:], next_done[None]])
-        total_rewards = args.reward_scale * args.ext_coef * rewards
+        intrinsic_rewards = torch.zeros_like(rewards)
         # ---- method: reward ----
         # the bonus of o_t+1 belongs to the step that leads to it; (T, N, ...) -> (T * N, ...)
         b_next_obs = next_observations.flatten(0, 1)
@@ -449,16 +368,20 @@ if __name__ == "__main__":
             observation_stats.update(chunk)
         with torch.no_grad():
             errors = torch.cat([rnd(normalize(chunk, observation_stats)) for chunk in b_next_obs.split(256)])  # (2)
-        intrinsic_rewards = return_normalizer(errors.view(args.num_steps, args.num_envs))  # (3)
-        total_rewards += args.reward_scale * args.int_coef * intrinsic_rewards
+        intrinsic_rewards = errors.view(args.num_steps, args.num_envs)
         # ---- end method ----
+        bonus_mean.update(intrinsic_rewards)
+        bonus_scale = args.int_coef / max(bonus_mean.mean, 1e-8) if args.norm_bonus else args.int_coef
+        total_rewards = args.ext_coef * rewards + bonus_scale * intrinsic_rewards
+        episode_log.add(rewards, intrinsic_rewards, ends)
         watch.lap("bonus")
 
         # values of the rollout; bootstrap value if not done
         with torch.no_grad():
-            logprobs, _, values = agent.evaluate(hiddens, actions)
-            next_value = agent.get_value(next_obs[None], next_lstm_state, next_done[None])
-        next_values = torch.where(ends.bool(), final_values, torch.cat([values[1:], next_value]))
+            values, logprobs = agent.get_value(hiddens), agent.get_policy(hiddens).log_prob(actions)
+            next_hidden, _ = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
+            next_values = torch.cat([values[1:], agent.get_value(next_hidden)])
+        next_values = torch.where(ends.bool(), final_values, next_values)
         advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
         returns = advantages + values
         advantage_std = advantages.std()
@@ -478,11 +401,11 @@ if __name__ == "__main__":
         # Optimizing the policy and value network
         losses = []
         for epoch in range(args.update_epochs):
-            for mb_inds in torch.randperm(num_sequences).to(device).split(args.minibatch_size // args.bptt_length):
+            for mb_inds in torch.randperm(num_sequences).to(device).tensor_split(num_minibatches):
                 mb_lstm_state = tuple(b_lstm_states[:, mb_inds])
                 hidden, _ = agent.get_states(b_obs[:, mb_inds], mb_lstm_state, b_dones[:, mb_inds])
-                newlogprob, entropy, newvalue = agent.evaluate(hidden, b_actions[:, mb_inds])
-                logratio = newlogprob - b_logprobs[:, mb_inds]
+                policy, newvalue = agent.get_policy(hidden), agent.get_value(hidden)
+                logratio = policy.log_prob(b_actions[:, mb_inds]) - b_logprobs[:, mb_inds]
                 ratio = logratio.exp()
 
                 # Policy loss
@@ -498,7 +421,7 @@ if __name__ == "__main__":
                     v_loss = torch.max(v_loss, (b_values[:, mb_inds] + v_change - b_returns[:, mb_inds]) ** 2)
                 v_loss = v_loss.mean()
 
-                entropy_loss = entropy.mean()
+                entropy_loss = policy.entropy().mean()
                 loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
                 optimizer.zero_grad()
                 loss.backward()
@@ -517,25 +440,21 @@ if __name__ == "__main__":
                     )
 
         # ---- method: update ----
-        # (4) the predictor learns the frames it was just asked about, once
-        rnd_losses = []
-        for mb_inds in torch.randperm(batch_size).to(device).split(args.rnd_minibatch_size):
-            rnd_loss = rnd(normalize(b_next_obs[mb_inds], observation_stats)).mean()
-            rnd_optimizer.zero_grad()
-            rnd_loss.backward()
-            rnd_optimizer.step()
-            rnd_losses.append(rnd_loss.detach())
+        # (3) the predictor learns the frames it was just asked about, once
+        predictor_losses = []
+        for mb_inds in torch.randperm(batch_size).to(device).split(args.predictor_minibatch_size):
+            predictor_loss = rnd(normalize(b_next_obs[mb_inds], observation_stats)).mean()
+            predictor_optimizer.zero_grad()
+            predictor_loss.backward()
+            predictor_optimizer.step()
+            predictor_losses.append(predictor_loss.detach())
         # ---- end method ----
         watch.lap("update")
 
         # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
         loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
         metrics = {
-            "charts/episodic_return": np.mean(recent_returns) if recent_returns else np.nan,
-            "charts/episodic_length": np.mean(recent_lengths) if recent_lengths else np.nan,
-            "charts/success": np.mean([r > 0 for r in recent_returns]) if recent_returns else np.nan,
-            "charts/episodes": num_episodes,
-            "charts/goals": num_goals,
+            **episode_log.metrics(),
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
             **{f"losses/{name}": value.item() for name, value in zip(loss_names, torch.stack(losses).mean(0))},
             "losses/first_ratio_error": first_ratio_error.item(),
@@ -544,18 +463,17 @@ if __name__ == "__main__":
             "exploration/unique_cells": visits.unique_cells(),
             "exploration/coverage": visits.coverage(),
             "exploration/visitation_entropy": visits.entropy(),
+            "intrinsic/reward_mean": intrinsic_rewards.mean().item(),
+            "intrinsic/reward_std": intrinsic_rewards.std().item(),
+            "intrinsic/reward_max": intrinsic_rewards.max().item(),
         }
         # ---- method: log ----
-        metrics.update(bonus_log.metrics(intrinsic_rewards, ends))
-        metrics["intrinsic/normalizer_std"] = return_normalizer.stats.std.item()
-        metrics["losses/rnd_loss"] = torch.stack(rnd_losses).mean().item()
+        metrics["losses/predictor_loss"] = torch.stack(predictor_losses).mean().item()
         # ---- end method ----
-        seconds = sum(watch.seconds.values())
-        timings = {f"time/{part}": share / seconds for part, share in watch.seconds.items()}
-        timings["charts/SPS"] = batch_size / seconds
+        timings = watch.timings(batch_size)
         run.log(metrics, global_step, timings)
         summary = f"coverage {metrics['exploration/coverage']:.0%}"
-        if recent_returns:
+        if metrics["charts/episodes"]:
             summary += f", return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}"
         progress.set_postfix_str(summary)
 
@@ -564,4 +482,6 @@ if __name__ == "__main__":
     run.close()
     if args.save_model:
         torch.save(agent.state_dict(), run.path / "agent.pt")
-    print(f"The run is in {run.path}" + (f"; go on with --resume {run.path}" if iteration < num_iterations else ""))
+    if is_solved:
+        print(f"After {global_step:,} steps the last 100 episodes return more than {args.target_return} on average.")
+    print(f"The run is in {run.path}; --resume {run.path} goes on with it.")

@@ -1,0 +1,468 @@
+"""True counts: PPO-LSTM paid for visiting rare cells of the map. Privileged: it is told where the agent stands.
+
+The map is cut into square cells; the first visit of an episode to a cell earns 1 / sqrt(N), N the number of episodes
+that have visited it so far. No learned or frozen features can count better than this, so it is the ceiling for
+ppo_lstm_jci.py and every other pseudo-count, and the smallest example of a method: `diff ppo_lstm.py ppo_lstm_cells.py`.
+
+    python ppo_lstm_cells.py                                      # ViZDoom MyWayHome-Sparse
+    python ppo_lstm_cells.py --task very-sparse --cell-size 128   # farther away, with larger cells
+
+The policy sees nothing but the frames. Docs: docs/cells.md
+"""
+
+import math
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal, Optional
+
+from common.cpu import at_most_threads, keep_freed_memory  # before torch
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.distributions.categorical import Categorical
+from tqdm import tqdm
+
+from common.chained_lstm import chained_lstm
+from common.episode_log import EpisodeLog
+from common.habitat import Habitat
+from common.memory_corridor import MemoryCorridor
+from common.my_way_home import MyWayHome
+from common.noisy_tv import NoisyTV
+from common.random_states import RandomStates
+from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.running_stats import MovingMean
+from common.video import EpisodeVideos
+from common.visitation import VisitCounts
+
+# ---- method: imports ----
+# ---- end method ----
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of the weights, the policy's samples and the environments"""
+    torch_deterministic: bool = True
+    """ask cuDNN for deterministic kernels"""
+    cuda: bool = True
+    """use a GPU if there is one"""
+    track: bool = False
+    """send the logs to Weights and Biases as well (pip install wandb)"""
+    wandb_project_name: str = "just-cluster-it"
+    """the project's name at Weights and Biases"""
+    wandb_entity: Optional[str] = None
+    """the team at Weights and Biases"""
+    capture_video: bool = False
+    """write episodes 1, 8, 27, ..., 1000, 2000, ... of the first environment to the run folder as videos"""
+    save_model: bool = False
+    """write the final weights of the agent to the run folder as agent.pt"""
+    checkpoint_every: int = 10
+    """iterations between two checkpoints"""
+    resume: Optional[str] = None
+    """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
+
+    env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
+    """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
+    task: Literal["dense", "sparse", "very-sparse"] = "sparse"
+    """where MyWayHome's player starts: anywhere, far from the armour, farther"""
+    scene: Optional[str] = None
+    """Habitat's scene, a file such as house.glb [default: Replica's apartment_0 in scenes-dir]"""
+    scenes_dir: Optional[str] = None
+    """folder with the Replica download [default: $HABITAT_SCENES_DIR, or else data/scene_datasets]"""
+    noisy_tv: bool = False
+    """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
+    num_envs: Optional[int] = None
+    """parallel environments [default: 32, in Habitat 1]"""
+    stagger_episodes: bool = True
+    """end the first episodes early, each environment's at another step, so that they are never in step"""
+
+    total_timesteps: int = 500_000
+    """agent steps in all environments together; a step is one decision, four tics of Doom"""
+    target_return: Optional[float] = None
+    """end the run when the mean return of the last 100 episodes exceeds this"""
+    learning_rate: float = 5e-4
+    """learning rate of Adam (1e-4 in the paper)"""
+    anneal_lr: bool = False
+    """let the learning rate fall linearly to zero"""
+    num_steps: Optional[int] = None
+    """steps per environment in each rollout (256 in the authors' code) [default: 64, in Habitat 256]"""
+    gamma: float = 0.99
+    """discount"""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantage estimation"""
+    bootstrap_timeouts: bool = True
+    """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
+    bptt_length: int = 64
+    """steps through which the LSTM is trained, at most num-steps"""
+    minibatch_size: int = 512
+    """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
+    update_epochs: int = 4
+    """passes over each rollout"""
+    norm_adv: bool = True
+    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
+    clip_coef: float = 0.2
+    """clipping of the policy's ratio (0.1 in the paper)"""
+    clip_vloss: bool = False
+    """clip the value's change by clip-coef as well (in the paper)"""
+    ent_coef: float = 0.02
+    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """largest norm of the gradient"""
+    ext_coef: float = 5.0
+    """weight of the extrinsic reward (1 in the paper)"""
+    int_coef: float = 0.01
+    """weight of the intrinsic reward (0.1 in the paper, where it is not normalised)"""
+    norm_bonus: bool = True
+    """divide the intrinsic reward by its moving mean, so that a step earns int-coef on average (not in the paper)"""
+
+    # ---- method: args ----
+    cell_size: Optional[float] = None
+    """side of a cell [default: 64 map units of MyWayHome, 0.5 m in Habitat, 1 place of the corridor]"""
+    # ---- end method ----
+
+
+def check(args):
+    """Ends the program with one sentence if flags do not fit together."""
+    for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
+        if getattr(args, name) < 1:
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
+    if args.num_steps % args.bptt_length:
+        sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
+    if args.total_timesteps < args.num_envs * args.num_steps:
+        num_frames = args.num_envs * args.num_steps
+        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
+
+
+def make_envs(args):
+    """Simulators start at the first reset, so everything that can be refused has been refused by then."""
+    if args.env == "vizdoom":
+        envs = MyWayHome(args.task, args.num_envs)
+    elif args.env == "habitat":
+        envs = Habitat(args.scene, args.scenes_dir, args.num_envs, args.seed)
+    else:
+        envs = MemoryCorridor(args.num_envs)
+    return NoisyTV(envs) if args.noisy_tv else envs
+
+
+def to_obs(frames, device):
+    """(N, H, W, 3) frames of any size -> (N, 3, 42, 42) uint8"""
+    frames = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    return F.interpolate(frames, (42, 42), mode="bilinear", antialias=True).to(device)
+
+
+class Agent(nn.Module):
+    def __init__(self, num_actions):
+        super().__init__()
+        layers = []
+        for channels in (3, 32, 32, 32):
+            layers += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ELU(inplace=True)]
+        self.network = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
+        # the paper's recurrence: both cells see the same 288 features, the second goes on from the first one's state
+        self.lstm_1 = nn.LSTMCell(288, 256)
+        self.lstm_2 = nn.LSTMCell(288, 256)
+        self.actor = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, num_actions))
+        self.critic = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def initial_state(self, num_envs, device):
+        return torch.zeros(num_envs, 256, device=device), torch.zeros(num_envs, 256, device=device)
+
+    def get_states(self, x, lstm_state, done):
+        # x (T, N, 3, 42, 42), done (T, N), lstm_state 2 x (N, 256); done[t] empties the state *before* step t
+        frames = x.flatten(0, 1).to(torch.float32, memory_format=torch.channels_last) / 255
+        features = self.network(frames).view(*x.shape[:2], -1)
+        return chained_lstm(features, done, lstm_state, self.lstm_1, self.lstm_2)
+
+    def get_policy(self, hidden):  # (..., 256) -> a distribution over actions (...)
+        return Categorical(logits=self.actor(hidden), validate_args=False)
+
+    def get_value(self, hidden):  # (..., 256) -> (...)
+        return self.critic(hidden).squeeze(-1)
+
+
+def compute_advantages(rewards, values, next_values, ends, gamma, gae_lambda):
+    """Generalised advantage estimation, all (T, N); next_values[t]: the value of what step t led to, 0 after death."""
+    advantages = torch.zeros_like(rewards)
+    lastgaelam = 0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] - values[t]
+        advantages[t] = lastgaelam = delta + gamma * gae_lambda * (1 - ends[t]) * lastgaelam
+    return advantages
+
+
+# ---- method: modules ----
+class CellCounts:
+    """Paid once per episode and counted by episodes. Equation numbers are those of docs/cells.md."""
+
+    def __init__(self, num_envs):
+        self.episodes = {}  # N, the episodes that have visited a cell
+        self.visited = [set() for _ in range(num_envs)]  # the cells of each environment's current episode
+
+    def visit(self, cells, dones):
+        """cells (T, N, 2) whole numbers, dones (T, N): step t is the first of an episode -> bonuses (T, N)"""
+        bonuses = torch.zeros(dones.shape)
+        for t, (cells_now, dones_now) in enumerate(zip(cells.tolist(), dones.tolist())):
+            first_visits = []
+            for env, cell in enumerate(map(tuple, cells_now)):
+                if dones_now[env]:
+                    self.visited[env] = set()
+                if cell not in self.visited[env]:
+                    self.visited[env].add(cell)
+                    self.episodes[cell] = self.episodes.get(cell, 0) + 1  # (1)
+                    first_visits.append((env, cell))
+            for env, cell in first_visits:
+                bonuses[t, env] = self.episodes[cell] ** -0.5  # (2)
+        return bonuses
+
+    def state_dict(self):
+        """Without the cells that episodes have visited: a resumed run starts fresh ones."""
+        return {"episodes": self.episodes}
+
+    def load_state_dict(self, state):
+        self.episodes = dict(state["episodes"])
+
+
+# ---- end method ----
+
+
+if __name__ == "__main__":
+    args = parse_args(Args, __doc__)
+    if args.num_envs is None:
+        args.num_envs = 1 if args.env == "habitat" else 32
+    if args.num_steps is None:
+        args.num_steps = 256 if args.env == "habitat" else 64
+    args.bptt_length = min(args.bptt_length, args.num_steps)
+    check(args)
+    batch_size = args.num_envs * args.num_steps
+    num_sequences = batch_size // args.bptt_length
+    num_minibatches = min(num_sequences, math.ceil(batch_size / args.minibatch_size))
+
+    # TRY NOT TO MODIFY: seeding
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    keep_freed_memory()
+
+    envs = make_envs(args)
+    agent = Agent(envs.single_action_space.n).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8, fused=True)
+    visits, episode_log, bonus_mean = VisitCounts(envs), EpisodeLog(args.num_envs), MovingMean(momentum=0.8)
+    # what a checkpoint holds: anything with state_dict() and load_state_dict()
+    saved = {"agent": agent, "optimizer": optimizer, "visits": visits, "episode_log": episode_log}
+    saved |= {"bonus_mean": bonus_mean, "random_states": RandomStates()}
+
+    # ---- method: init ----
+    if args.cell_size is None:
+        args.cell_size = {"vizdoom": 64.0, "habitat": 0.5, "memory": 1.0}[args.env]
+    if not args.cell_size > 0:
+        sys.exit(f"--cell-size {args.cell_size} must be above 0.")
+    cell_counts = CellCounts(args.num_envs)
+    saved |= {"cell_counts": cell_counts}
+    # ---- end method ----
+
+    place = {"vizdoom": f"vizdoom-{args.task}", "habitat": "habitat", "memory": "memory"}[args.env]
+    run = RunFolder(args, f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}", saved)
+    global_step = run.load(device) if args.resume else 0
+    stop = StopOnSignal()
+    # a resumed run starts fresh episodes, not the first ones again
+    next_frames, infos = envs.reset(seed=args.seed + global_step, options={"stagger": args.stagger_episodes})
+    videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
+    run.start_logging(global_step, device)
+
+    # ALGO LOGIC: storage
+    obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
+    next_observations = torch.zeros_like(obs)  # what each step led to: at its end the old episode's last frame
+    actions = torch.zeros((args.num_steps, args.num_envs), dtype=torch.int64, device=device)
+    hiddens = torch.zeros((args.num_steps, args.num_envs, 256), device=device)  # what the actor and the critic see
+    rewards = torch.zeros((args.num_steps, args.num_envs), device=device)
+    dones = torch.zeros((args.num_steps, args.num_envs), device=device)  # dones[t]: obs[t] is the first of an episode
+    final_values = torch.zeros((args.num_steps, args.num_envs), device=device)  # after a time-out, else 0
+    positions = torch.zeros((args.num_steps, args.num_envs, 2))  # where obs was seen
+    next_positions = torch.zeros_like(positions)  # where each step led to
+    initial_lstm_states = torch.zeros((args.num_steps // args.bptt_length, 2, args.num_envs, 256), device=device)
+    next_obs = to_obs(next_frames, device)
+    next_done = torch.ones(args.num_envs, device=device)
+    next_lstm_state = agent.initial_state(args.num_envs, device)
+    progress = tqdm(total=args.total_timesteps, initial=global_step, unit=" steps", mininterval=1)
+    iteration = 0
+
+    while True:
+        is_solved = args.target_return is not None and episode_log.has_reached(args.target_return)
+        is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
+        if is_last or iteration % args.checkpoint_every == 0:
+            run.save(global_step)
+            run.log_image("exploration/visits", visits.heat_map(), global_step)
+        if is_last:
+            break
+
+        watch = Stopwatch()
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (1 - global_step / args.total_timesteps) * args.learning_rate
+
+        final_values.zero_()
+        for step in range(args.num_steps):
+            if stop.requested:
+                break
+            frames = next_frames
+            obs[step], dones[step] = next_obs, next_done
+            positions[step] = torch.from_numpy(infos["position"])
+            if step % args.bptt_length == 0:
+                initial_lstm_states[step // args.bptt_length] = torch.stack(next_lstm_state)
+
+            # ALGO LOGIC: action logic; log-probabilities and values follow after the rollout, all at once
+            with torch.inference_mode(), at_most_threads(args.num_envs):
+                hidden, next_lstm_state = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
+                actions[step] = agent.get_policy(hidden[0]).sample()
+            hiddens[step] = hidden[0]
+            watch.lap("policy")
+
+            # TRY NOT TO MODIFY: execute the game
+            next_frames, reward, terminations, truncations, infos = envs.step(actions[step].cpu().numpy())
+            ended = terminations | truncations
+            next_obs, next_done = to_obs(next_frames, device), torch.from_numpy(ended).float().to(device)
+            rewards[step] = torch.from_numpy(reward)
+            next_observations[step], next_positions[step] = next_obs, torch.from_numpy(infos["position"])
+            if ended.any():
+                next_observations[step, ended] = to_obs(infos["final_obs"][ended], device)
+                next_positions[step, ended] = torch.from_numpy(infos["final_info"]["position"][ended])
+            if args.bootstrap_timeouts and truncations.any():
+                # a time-out is no death: the value of the true last frame, with the LSTM state that led to it
+                with torch.inference_mode():
+                    same_episode = torch.zeros_like(next_done)[None]
+                    hidden, _ = agent.get_states(next_observations[step][None], next_lstm_state, same_episode)
+                    final_values[step] = agent.get_value(hidden[0]) * torch.from_numpy(truncations).to(device)
+            # ---- method: step ----
+            # ---- end method ----
+            if videos:
+                videos.add(next_frames[0], ended[0], infos)
+            watch.lap("env")
+            progress.update(args.num_envs)
+        if stop.requested:
+            continue  # to the checkpoint; the unfinished rollout is dropped
+        iteration, global_step = iteration + 1, global_step + batch_size
+        visits.add(next_positions.flatten(0, 1).numpy())
+
+        # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
+        ends = torch.cat([dones[1:], next_done[None]])
+        intrinsic_rewards = torch.zeros_like(rewards)
+        # ---- method: reward ----
+        # the bonus of a place belongs to the step that starts there
+        cells = (positions / args.cell_size).floor().long()
+        intrinsic_rewards = cell_counts.visit(cells, dones).to(device)
+        # ---- end method ----
+        bonus_mean.update(intrinsic_rewards)
+        bonus_scale = args.int_coef / max(bonus_mean.mean, 1e-8) if args.norm_bonus else args.int_coef
+        total_rewards = args.ext_coef * rewards + bonus_scale * intrinsic_rewards
+        episode_log.add(rewards, intrinsic_rewards, ends)
+        watch.lap("bonus")
+
+        # values of the rollout; bootstrap value if not done
+        with torch.no_grad():
+            values, logprobs = agent.get_value(hiddens), agent.get_policy(hiddens).log_prob(actions)
+            next_hidden, _ = agent.get_states(next_obs[None], next_lstm_state, next_done[None])
+            next_values = torch.cat([values[1:], agent.get_value(next_hidden)])
+        next_values = torch.where(ends.bool(), final_values, next_values)
+        advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
+        returns = advantages + values
+        advantage_std = advantages.std()
+        if args.norm_adv:
+            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
+            advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
+
+        # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
+        def sequences(x):
+            x = x.unflatten(0, (-1, args.bptt_length)).transpose(0, 1)
+            return x.reshape(args.bptt_length, num_sequences, *x.shape[3:])
+
+        b_obs, b_actions, b_logprobs, b_dones = map(sequences, (obs, actions, logprobs, dones))
+        b_advantages, b_returns, b_values = map(sequences, (advantages, returns, values))
+        b_lstm_states = initial_lstm_states.transpose(0, 1).flatten(1, 2)  # (T / L, 2, N, 256) -> (2, S, 256)
+
+        # Optimizing the policy and value network
+        losses = []
+        for epoch in range(args.update_epochs):
+            for mb_inds in torch.randperm(num_sequences).to(device).tensor_split(num_minibatches):
+                mb_lstm_state = tuple(b_lstm_states[:, mb_inds])
+                hidden, _ = agent.get_states(b_obs[:, mb_inds], mb_lstm_state, b_dones[:, mb_inds])
+                policy, newvalue = agent.get_policy(hidden), agent.get_value(hidden)
+                logratio = policy.log_prob(b_actions[:, mb_inds]) - b_logprobs[:, mb_inds]
+                ratio = logratio.exp()
+
+                # Policy loss
+                mb_advantages = b_advantages[:, mb_inds]
+                pg_loss1 = -mb_advantages * ratio
+                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss = torch.max(pg_loss1, pg_loss2).mean()
+
+                # Value loss
+                v_loss = (newvalue - b_returns[:, mb_inds]) ** 2
+                if args.clip_vloss:
+                    v_change = torch.clamp(newvalue - b_values[:, mb_inds], -args.clip_coef, args.clip_coef)
+                    v_loss = torch.max(v_loss, (b_values[:, mb_inds] + v_change - b_returns[:, mb_inds]) ** 2)
+                v_loss = v_loss.mean()
+
+                entropy_loss = policy.entropy().mean()
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+                with torch.no_grad():
+                    # calculate approx_kl http://joschu.net/blog/kl-approx.html
+                    old_approx_kl = (-logratio).mean()
+                    approx_kl = ((ratio - 1) - logratio).mean()
+                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                    if not losses:
+                        first_ratio_error = (ratio - 1).abs().max()  # 0: the update recomputes what the rollout did
+                    losses.append(
+                        torch.stack([v_loss, pg_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac, grad_norm])
+                    )
+
+        # ---- method: update ----
+        # ---- end method ----
+        watch.lap("update")
+
+        # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
+        loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+        metrics = {
+            **episode_log.metrics(),
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            **{f"losses/{name}": value.item() for name, value in zip(loss_names, torch.stack(losses).mean(0))},
+            "losses/first_ratio_error": first_ratio_error.item(),
+            "losses/explained_variance": 1 - ((returns - values).var() / returns.var()).item(),
+            "losses/advantage_std": advantage_std.item(),
+            "exploration/unique_cells": visits.unique_cells(),
+            "exploration/coverage": visits.coverage(),
+            "exploration/visitation_entropy": visits.entropy(),
+            "intrinsic/reward_mean": intrinsic_rewards.mean().item(),
+            "intrinsic/reward_std": intrinsic_rewards.std().item(),
+            "intrinsic/reward_max": intrinsic_rewards.max().item(),
+        }
+        # ---- method: log ----
+        metrics["intrinsic/num_cells"] = len(cell_counts.episodes)
+        # ---- end method ----
+        timings = watch.timings(batch_size)
+        run.log(metrics, global_step, timings)
+        summary = f"coverage {metrics['exploration/coverage']:.0%}"
+        if metrics["charts/episodes"]:
+            summary += f", return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}"
+        progress.set_postfix_str(summary)
+
+    progress.close()
+    envs.close()
+    run.close()
+    if args.save_model:
+        torch.save(agent.state_dict(), run.path / "agent.pt")
+    if is_solved:
+        print(f"After {global_step:,} steps the last 100 episodes return more than {args.target_return} on average.")
+    print(f"The run is in {run.path}; --resume {run.path} goes on with it.")
