@@ -106,14 +106,14 @@ class Args:
     """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
     update_epochs: int = 4
     """passes over each rollout"""
-    norm_adv: bool = True
-    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
+    norm_adv: bool = False
+    """scale the advantages of a rollout to mean 0 and deviation 1: a rare success then weighs like a dull rollout"""
     clip_coef: float = 0.2
     """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
     """clip the value's change by clip-coef as well (in the paper)"""
-    ent_coef: float = 0.02
-    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
+    ent_coef: float = 0.003
+    """weight of the entropy (0.005 in the paper)"""
     vf_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
@@ -400,8 +400,7 @@ if __name__ == "__main__":
         advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
         returns = advantages + values
         advantage_std = advantages.std()
-        if args.norm_adv:
-            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
+        if args.norm_adv:  # over the whole rollout: a minibatch is a few sequences, too alike for a mean of their own
             advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
 
         # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
@@ -490,8 +489,7 @@ if __name__ == "__main__":
         metrics["losses/inverse_loss"] = torch.stack(inverse_losses).mean().item()
         metrics["losses/inverse_accuracy"] = torch.stack(inverse_accuracies).mean().item()
         # ---- end method ----
-        timings = watch.timings(batch_size)
-        run.log(metrics, global_step, timings)
+        run.log(metrics, global_step, watch.timings(batch_size))
         summary = f"coverage {metrics['exploration/coverage']:.0%}"
         if metrics["charts/episodes"]:
             summary += f", return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}"

@@ -1,11 +1,12 @@
-"""Just Cluster It: PPO-LSTM paid for visiting rare clusters of frozen features.
+"""Just Cluster It: PPO-LSTM paid for visiting rare clusters of frozen features, once per episode.
 
-A Gaussian mixture clusters the embeddings e_t of a rollout; every cluster is looked up in a global table by cosine
-similarity, and opens a new row where none reaches kappa; a step is paid ext_coef * r_t + int_coef / sqrt(rho_t), where
-rho_t counts the visits to its cluster so far. `diff ppo_lstm.py ppo_lstm_jci.py` shows the method and nothing else.
+A Gaussian mixture clusters the embeddings of a rollout; every cluster is looked up in a global table by cosine
+similarity, and opens a row where none reaches kappa. The first visit of an episode to row k earns 1 / sqrt(N_k), N_k
+the episodes that have visited it; with --count steps every step earns 1 / sqrt(steps in its row), as in the paper.
+`diff ppo_lstm.py ppo_lstm_jci.py` shows the method and nothing else.
 
-    python ppo_lstm_jci.py                                   # ViZDoom MyWayHome-Sparse, random features
-    python ppo_lstm_jci.py --task very-sparse --kappa 0.9    # farther away, with a finer table
+    python ppo_lstm_jci.py --target-return 0.9          # ViZDoom MyWayHome-Sparse, until it is solved
+    python ppo_lstm_jci.py --task very-sparse           # farther away
 
 Paper: Wagner and Harmeling, "Just Cluster It: An Approach for Exploration in High-Dimensions using Clustering and
 Pre-Trained Representations", ICML 2024. Docs: docs/jci.md
@@ -109,14 +110,14 @@ class Args:
     """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
     update_epochs: int = 4
     """passes over each rollout"""
-    norm_adv: bool = True
-    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
+    norm_adv: bool = False
+    """scale the advantages of a rollout to mean 0 and deviation 1: a rare success then weighs like a dull rollout"""
     clip_coef: float = 0.2
     """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
     """clip the value's change by clip-coef as well (in the paper)"""
-    ent_coef: float = 0.02
-    """weight of the entropy (0.005 in the paper, where advantages are not normalised)"""
+    ent_coef: float = 0.003
+    """weight of the entropy (0.005 in the paper)"""
     vf_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
@@ -136,7 +137,7 @@ class Args:
     authors_preprocessing: bool = False
     """DINO sees the middle of the frame without ImageNet's normalisation, as in the authors' code"""
     kappa: Optional[float] = None
-    """a cluster less similar (cosine) to every row opens a row [default: texture 0.987, else 0.8; random in Habitat 0.9]"""
+    """a cluster less similar (cosine) to all rows opens a row [default: 0.987; random, dino 0.8; random in Habitat 0.9]"""
     num_clusters: Optional[int] = None
     """M, components of the mixture [default: one for 32 frames of a rollout; for 10 of an episode]"""
     cluster_scope: Literal["rollout", "episode"] = "rollout"
@@ -232,15 +233,13 @@ class ClusterTable:
     def match(self, embeddings, labels):
         """Find the row of every step, and open the rows that are missing.
 
-        embeddings (T, D) and labels (T,) in order of time -> rows (T,) and clusters (T,), the labels in order of birth
+        embeddings (T, D) and labels (T,) in order of time -> rows (T,) and clusters (T,), labels by first appearance
         """
-        # (2) the episodic clusters m = 1..M in order of first appearance, with their centres mu_m
+        # (2) clusters m = 1..M in order of first appearance (argsort twice: the rank of the first step), centres mu_m
         _, first_steps, labels = np.unique(labels, return_index=True, return_inverse=True)
-        clusters = torch.from_numpy(
-            first_steps.argsort().argsort()[labels]
-        )  # argsort twice: the rank of the first step
-        sums = torch.zeros(len(first_steps), embeddings.shape[1]).index_add_(0, clusters, embeddings)
-        centres = F.normalize(sums)  # (M, D)
+        clusters = torch.from_numpy(first_steps.argsort().argsort()[labels])
+        centres = torch.zeros(len(first_steps), embeddings.shape[1]).index_add_(0, clusters, embeddings)
+        centres = F.normalize(centres)  # (M, D)
 
         # (3) d_mk = cos(mu_m, mu_global_k), with room for the rows that these clusters will open
         num_rows = len(self.centres)
@@ -260,7 +259,7 @@ class ClusterTable:
         return torch.tensor(matched_rows)[clusters], clusters
 
     def count_steps(self, rows, clusters):
-        """(5) rho_t = lambda_k + the steps up to t in its row, cluster by cluster, and (7) lambda_k; all (T,)"""
+        """(7) rho_t = lambda_k + the steps up to t in its row, cluster by cluster, and (8) lambda_k; all (T,)"""
         order = clusters.argsort(stable=True)
         order = order[rows[order].argsort(stable=True)]  # by row, then by cluster, then by time
         sizes = rows.bincount(minlength=len(self.steps))
@@ -271,15 +270,15 @@ class ClusterTable:
 
     def count_episodes(self, rows, dones):
         """Is it the episode's first visit to its row, and how many episodes have visited the row by then? All (T, N)"""
-        is_first, counts = torch.empty(rows.shape, dtype=torch.bool), torch.empty_like(rows)
+        is_first, num_episodes = torch.empty(rows.shape, dtype=torch.bool), torch.empty_like(rows)
         envs = torch.arange(rows.shape[1])
         for t in range(len(rows)):
-            self.visited[dones[t].bool()] = False
+            self.visited[dones[t].bool()] = False  # a new episode has visited nothing
             is_first[t] = ~self.visited[envs, rows[t]]
             self.visited[envs, rows[t]] = True
-            self.episodes += rows[t, is_first[t]].bincount(minlength=len(self.episodes))
-            counts[t] = self.episodes[rows[t]]
-        return is_first, counts
+            self.episodes += rows[t, is_first[t]].bincount(minlength=len(self.episodes))  # (5)
+            num_episodes[t] = self.episodes[rows[t]]
+        return is_first, num_episodes
 
     def state_dict(self):
         """Without the rows that episodes have visited: a resumed run starts fresh ones."""
@@ -442,16 +441,14 @@ if __name__ == "__main__":
             if args.episodic_clustering:
                 labels = gmm_labels(embeddings[steps], args.num_clusters or math.ceil(len(steps) / 10))  # (2)
             rows[steps], clusters = table.match(embeddings[steps], labels)  # (3), (4)
-            rho[steps] = table.count_steps(rows[steps], clusters)  # (5), (7)
+            rho[steps] = table.count_steps(rows[steps], clusters)  # (7), (8)
             atlas.add(
                 rows[steps], clusters, obs.flatten(0, 1)[steps].cpu(), positions.flatten(0, 1)[steps], global_step
             )
         is_first, num_episodes = table.count_episodes(rows.view(args.num_steps, args.num_envs), dones.cpu())
         counts = num_episodes if args.count == "episodes" else rho.view_as(num_episodes)
-        intrinsic_rewards = counts**-0.5  # (6)
-        if args.pay == "first-visit":
-            intrinsic_rewards = is_first * intrinsic_rewards  # (8)
-        intrinsic_rewards = intrinsic_rewards.to(device)
+        is_paid = is_first if args.pay == "first-visit" else torch.ones_like(is_first)
+        intrinsic_rewards = (is_paid * counts**-0.5).to(device)  # (6), (7)
         # ---- end method ----
         bonus_mean.update(intrinsic_rewards)
         bonus_scale = args.int_coef / max(bonus_mean.mean, 1e-8) if args.norm_bonus else args.int_coef
@@ -468,8 +465,7 @@ if __name__ == "__main__":
         advantages = compute_advantages(total_rewards, values, next_values, ends, args.gamma, args.gae_lambda)
         returns = advantages + values
         advantage_std = advantages.std()
-        if args.norm_adv:
-            # over the whole rollout: a minibatch is a few sequences, too few and too alike for a mean of their own
+        if args.norm_adv:  # over the whole rollout: a minibatch is a few sequences, too alike for a mean of their own
             advantages = (advantages - advantages.mean()) / (advantage_std + 1e-8)
 
         # cut the rollout into sequences: (T, N, ...) -> (T / L, L, N, ...) -> (L, T / L, N, ...) -> (L, S, ...)
@@ -547,8 +543,7 @@ if __name__ == "__main__":
         metrics["intrinsic/cluster_entropy"] = Categorical(probs=table.steps.double()).entropy().item()
         metrics["intrinsic/first_visits"] = is_first.float().mean().item()
         # ---- end method ----
-        timings = watch.timings(batch_size)
-        run.log(metrics, global_step, timings)
+        run.log(metrics, global_step, watch.timings(batch_size))
         summary = f"coverage {metrics['exploration/coverage']:.0%}"
         if metrics["charts/episodes"]:
             summary += f", return {metrics['charts/episodic_return']:.2f}, success {metrics['charts/success']:.0%}"

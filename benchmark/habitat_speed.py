@@ -25,6 +25,7 @@ import common.habitat
 import common.run_folder
 
 NUM_STEPS = 256
+PARTS = ("time/policy", "time/env", "time/bonus", "time/update")
 
 
 def main():
@@ -53,7 +54,7 @@ def main():
                 simulator.step(actions)
             simulator_seconds.append(time.perf_counter() - start)
             learner_seconds.append(NUM_STEPS / timings["charts/SPS"])
-            shares.append({tag[len("time/") :]: share for tag, share in timings.items() if tag.startswith("time/")})
+            shares.append({tag[len("time/") :]: share for tag, share in timings.items() if tag in PARTS})
             rollout.clear()
 
     common.habitat.Habitat, common.run_folder.RunFolder = RecordedHabitat, TimedRunFolder

@@ -1,26 +1,25 @@
 #!/usr/bin/env bash
-# All methods and the bare learner on MyWayHome: every command is printed before it runs, DRY=1 only prints.
+# Who finds the way home: every run of docs/jci.md#results. DRY=1 only prints the commands; JOBS=2 runs two side by side.
 #
-#   benchmark/my_way_home.sh                                    # three seeds of each on Sparse, one after the other
-#   TASK=very-sparse SEEDS="1 2 3 4 5" benchmark/my_way_home.sh
-#   STEPS=303104 SEEDS=1 SCRIPTS="ppo_lstm_rnd ppo_lstm_e3b" benchmark/my_way_home.sh
-#
-# It goes on when a run fails, says which, and exits with 1 at the end.
-set -uo pipefail
+#   benchmark/my_way_home.sh
+#   python benchmark/collect.py runs/* --out benchmark/results
+#   python benchmark/table.py benchmark/results/vizdoom-*.csv
+set -euo pipefail
 cd "$(dirname "$0")/.."
-TASK=${TASK:-sparse}
-SEEDS=${SEEDS:-1 2 3}
-STEPS=${STEPS:-2000000}
-SCRIPTS=${SCRIPTS:-ppo_lstm ppo_lstm_jci ppo_lstm_rnd ppo_lstm_recode ppo_lstm_e3b ppo_lstm_icm ppo_lstm_ride}
-PYTHON=${PYTHON:-python}
-failed=0
-for seed in $SEEDS; do
-  for script in $SCRIPTS; do
-    command=("$PYTHON" "$script.py" --task "$TASK" --seed "$seed" --total-timesteps "$STEPS" --save-model)
-    echo "${command[*]}"
-    if [ "${DRY:-0}" = 0 ]; then
-      "${command[@]}" || { echo "failed: ${command[*]}" >&2; failed=1; }
-    fi
+
+commands() {
+  for seed in 1 2 3 4 5; do
+    for task in sparse very-sparse; do
+      echo "ppo_lstm_jci.py --exp-name jci --task $task --seed $seed --total-timesteps 1000000"
+    done
+    echo "ppo_lstm_jci.py --exp-name jci_random --encoder random --seed $seed"
   done
-done
-exit "$failed"
+  for seed in 1 2 3; do
+    echo "ppo_lstm_cells.py --exp-name cells --seed $seed"
+    echo "ppo_lstm.py --exp-name bare --seed $seed"
+    echo "ppo_lstm_jci.py --exp-name jci_count_steps --count steps --seed $seed"
+  done
+}
+
+commands | sed "s/^/${PYTHON:-python} /; s/\$/ --target-return 0.9/" |
+  if [ "${DRY:-0}" = 1 ]; then cat; else OMP_NUM_THREADS=1 xargs -P "${JOBS:-1}" -I{} sh -c 'echo "{}"; {}'; fi

@@ -13,17 +13,17 @@ import ppo_lstm_e3b
 import ppo_lstm_icm
 import ppo_lstm_ride
 import ppo_lstm_rnd
-from common.encoders import RandomEncoder
+from common.encoders import RandomEncoder, TextureEncoder
 
 NUM_ACTIONS = 4  # of MyWayHome
 MODULES = {
     "ppo_lstm.py": ppo_lstm.Agent(NUM_ACTIONS),
-    "ppo_lstm_jci.py": RandomEncoder(),
+    "ppo_lstm_jci.py": TextureEncoder(),
     "ppo_lstm_rnd.py": ppo_lstm_rnd.RND(),
     "ppo_lstm_recode.py": RandomEncoder(),
-    "ppo_lstm_e3b.py": ppo_lstm_e3b.InverseDynamics(NUM_ACTIONS),
-    "ppo_lstm_icm.py": ppo_lstm_icm.DynamicsModels(NUM_ACTIONS),
-    "ppo_lstm_ride.py": ppo_lstm_ride.DynamicsModels(NUM_ACTIONS),
+    "ppo_lstm_e3b.py": ppo_lstm_e3b.Dynamics(NUM_ACTIONS),
+    "ppo_lstm_icm.py": ppo_lstm_icm.Dynamics(NUM_ACTIONS),
+    "ppo_lstm_ride.py": ppo_lstm_ride.Dynamics(NUM_ACTIONS),
 }
 
 

@@ -1,17 +1,23 @@
-"""How fast the parts are, as ratios measured in one run on the same data. One thread for everything but the iterations.
+"""How fast the parts are, as ratios measured in one run on the same data, and how fast the whole program is.
 
-    python benchmark/speed.py                      # about a quarter of an hour
+    python benchmark/speed.py                      # about ten minutes
     python benchmark/speed.py --authors-batch      # and the authors' batch, 8192 steps: scikit-learn takes minutes
-    python benchmark/speed.py --json speed.json    # also write {"gmm_525_250": ..., ...}
+    python benchmark/speed.py --json speed.json    # also write {"gmm_texture": ..., ...}
 
-gmm_T_M         scikit-learn's GaussianMixture over gmm_labels: T embeddings of MyWayHome frames, M components
-table_1000      the paper's listing over ClusterTable.visit: an episode's 250 clusters against 1000 rows
-lstm_chain      a plain loop over two LSTM cells over chained_lstm: forward and backward, 64 steps of 4 sequences
-X_iteration     an iteration of ppo_lstm_X.py over one of ppo_lstm.py: 32 environments, 256 steps, random encoder
+gmm_texture     scikit-learn's GaussianMixture over gmm_labels: a rollout of 2048 steps, 64 components, texture features
+gmm_random      the same for the paper's random features
+gmm_authors     ... 8192 steps, 250 components
+table_1000      the paper's listing over ClusterTable: an episode's 250 clusters against 1000 rows
+lstm_chain      a plain loop over two LSTM cells over chained_lstm: forward and backward, 64 steps of 8 sequences
+X_iteration     an iteration of ppo_lstm_X.py over one of ppo_lstm.py, both with their default flags
+
+One thread for everything but the iterations.
 """
 
 import argparse
+import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +29,6 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from threadpoolctl import threadpool_limits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +38,7 @@ from listing import listing
 
 from common.chained_lstm import chained_lstm
 from common.clustering import gmm_labels
-from common.encoders import RandomEncoder
+from common.encoders import RandomEncoder, TextureEncoder
 from common.my_way_home import MyWayHome
 from ppo_lstm_jci import ClusterTable, to_obs
 
@@ -48,18 +53,16 @@ def seconds(function, repeats):
     return min(times)
 
 
-def doom_embeddings():
-    """(525, 32, 384): the embeddings of one episode in each of 32 games, with random actions."""
-    torch.manual_seed(1)
-    encoder, rng = RandomEncoder(), np.random.default_rng(1)
-    envs = MyWayHome("sparse", 32)
-    frames, _ = envs.reset(seed=1)
-    embeddings = []
-    for _ in range(525):
-        embeddings.append(encoder(to_obs(frames, "cpu")))
+def doom_frames():
+    """(256, 32, 3, 42, 42): 256 steps of 32 games with random actions."""
+    rng, envs = np.random.default_rng(1), MyWayHome("sparse", 32)
+    frames, _ = envs.reset(seed=1, options={"stagger": True})
+    obs = []
+    for _ in range(256):
+        obs.append(to_obs(frames, "cpu"))
         frames, *_ = envs.step(rng.choice([1, 2, 3, 3], size=32))
     envs.close()
-    return torch.stack(embeddings)
+    return torch.stack(obs)
 
 
 def compare_gmm(embeddings, num_clusters):
@@ -85,10 +88,10 @@ def compare_table(embeddings, other_embeddings):
         return listing([row.copy() for row in rows_of_the_paper], embeddings.numpy(), labels, kappa)
 
     def ours():
-        table = ClusterTable(kappa, rows.shape[1])
-        table.centres, table.counts = rows, torch.full((len(rows),), 10)
-        table.appearances, table.births = torch.ones_like(table.counts), torch.zeros_like(table.counts)
-        return table.visit(embeddings, labels, 0)[0]
+        table = ClusterTable(kappa, rows.shape[1], 1)
+        table.centres, table.steps = rows, torch.full((len(rows),), 10)
+        table.episodes, table.visited = torch.ones_like(table.steps), torch.zeros(1, len(rows), dtype=torch.bool)
+        return table.count_steps(*table.match(embeddings, labels)) ** -0.5
 
     np.testing.assert_allclose(ours(), paper(), rtol=1e-5)
     return seconds(paper, 3), seconds(ours, 20)
@@ -96,9 +99,9 @@ def compare_table(embeddings, other_embeddings):
 
 def compare_lstm():
     first, second = torch.nn.LSTMCell(288, 256), torch.nn.LSTMCell(288, 256)
-    inputs, dones = torch.randn(64, 4, 288, requires_grad=True), torch.zeros(64, 4)
+    inputs, dones = torch.randn(64, 8, 288, requires_grad=True), torch.zeros(64, 8)
     dones[20, 1] = dones[40, 3] = 1
-    state = torch.zeros(4, 256), torch.zeros(4, 256)
+    state = torch.zeros(8, 256), torch.zeros(8, 256)
 
     def plain():
         h, c = state
@@ -116,19 +119,20 @@ def compare_lstm():
     return seconds(plain, 10), seconds(chained, 10)
 
 
-METHODS = ("jci", "rnd", "recode", "e3b", "icm", "ride")
+METHODS = ("jci", "cells", "rnd", "recode", "e3b", "icm", "ride")
 
 
-def iteration_seconds(script):
+def iteration_seconds(script, num_iterations, **environment):
     """Mean seconds of an iteration after the first, and where they go."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--num-envs", "32", "--num-steps", "256", "--total-timesteps", str(3 * 8192)]
-        subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, check=True, capture_output=True)
-        events = EventAccumulator(str(next(Path(folder, "runs").iterdir())))
-        events.Reload()
-        tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("time/")]
-        shares = {tag[len("time/") :]: np.mean([e.value for e in events.Scalars(tag)][1:]) for tag in tags}
-        return 8192 / np.mean([e.value for e in events.Scalars("charts/SPS")][1:]), shares
+        command = [sys.executable, ROOT / script, "--total-timesteps", str(num_iterations * 2048)]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, env={**os.environ, **environment})
+        (file,) = Path(folder).glob("runs/*/timings.csv")
+        with file.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))[1:]
+    means = {name: np.mean([float(row[name]) for row in rows]) for name in rows[0]}
+    shares = {name[len("time/") :]: share for name, share in means.items() if name.startswith("time/")}
+    return shares.pop("iteration"), shares
 
 
 def main():
@@ -146,20 +150,20 @@ def main():
 
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        embeddings = doom_embeddings()
-        report("gmm_525_250", *compare_gmm(embeddings[:, 0], 250))
-        report("gmm_500_30", *compare_gmm(embeddings[:500, 1], 30))
-        report("gmm_2100_250", *compare_gmm(embeddings[:, 2:6].transpose(0, 1).flatten(0, 1), 250))
+        frames = doom_frames()
+        texture, random = TextureEncoder()(frames.flatten(0, 1)), RandomEncoder()(frames.flatten(0, 1))
+        report("gmm_texture", *compare_gmm(texture[:2048], 64))
+        report("gmm_random", *compare_gmm(random[:2048], 64))
         if args.authors_batch:
-            report("gmm_8192_250", *compare_gmm(embeddings[:256].flatten(0, 1), 250))
-        report("table_1000", *compare_table(embeddings[:, 0], embeddings[:, 6:].flatten(0, 1)))
+            report("gmm_authors", *compare_gmm(random, 250))
+        report("table_1000", *compare_table(random[:525], random[-1000:]))
         report("lstm_chain", *compare_lstm())
 
     scripts = ["ppo_lstm.py", *(f"ppo_lstm_{method}.py" for method in METHODS)]
     runs = {script: [] for script in scripts}
     for _ in range(2):  # in turn, so that a busy minute of the machine does not fall on one of them alone
         for script in scripts:
-            runs[script].append(iteration_seconds(script))
+            runs[script].append(iteration_seconds(script, 5))
     fastest = {script: min(runs[script], key=lambda run: run[0]) for script in scripts}
     bare_seconds = fastest["ppo_lstm.py"][0]
     for method in METHODS:
@@ -168,6 +172,11 @@ def main():
     print("\nwhere an iteration goes")
     for script, (_, shares) in fastest.items():
         print(f"  {script:20}" + "  ".join(f"{part} {share:.0%}" for part, share in shares.items()))
+    print("\nagent steps per second of ppo_lstm_jci.py")
+    for threads in ("1", "2"):
+        speed = 2048 / iteration_seconds("ppo_lstm_jci.py", 12, OMP_NUM_THREADS=threads)[0]
+        ratios[f"steps_per_second_{threads}_threads"] = round(speed)
+        print(f"  {threads} threads  {speed:.0f}")
     if args.json:
         Path(args.json).write_text(json.dumps(ratios, indent=2) + "\n")
 

@@ -3,7 +3,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import ROOT
+
+from common.cpu import at_most_threads
 
 PAGE_FAULTS = """
 import resource, torch
@@ -26,5 +29,20 @@ def test_large_blocks_are_used_again():
 
     fetched = count("pass")
     assert fetched > 20_000  # activations of 58 MB and their gradients, fetched from the system anew
-    kept = count("from common.allocator import keep_freed_memory; keep_freed_memory()")
+    kept = count("from common.cpu import keep_freed_memory; keep_freed_memory()")
     assert kept < fetched / 10  # not 0: the heap may grow once more
+
+
+def test_threads_come_back():
+    usual = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with at_most_threads(1):
+            assert torch.get_num_threads() == 1
+        with at_most_threads(32):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(KeyError), at_most_threads(1):
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(usual)

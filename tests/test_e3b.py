@@ -1,20 +1,26 @@
 """E3B: the rank-one updates against the inverse of the whole matrix, episode by episode, and the inverse dynamics."""
 
 import copy
+import textwrap
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 
-from common.running_stats import RunningMeanStd
-from ppo_lstm_e3b import EllipticalBonus, InverseDynamics
+from ppo_lstm_e3b import Dynamics, EllipticalBonus
+from tools import sync_core
 
 SMALL = ["--env", "memory", "--num-envs", 4, "--num-steps", 32, "--bptt-length", 16, "--minibatch-size", 64]
+SLOTS = sync_core.split((ROOT / "ppo_lstm_e3b.py").read_text(), "ppo_lstm_e3b.py")[1]
 
 
 def from_the_definition(features, dones, ridge):
-    """Features (T, N, D): at every step the sum over the episode so far, and its inverse, from scratch."""
+    """Features (T, N, D): at every step the sum over the episode so far, and its inverse, from scratch.
+
+    The first frame of an episode is part of the sum, but pays nothing.
+    """
     num_steps, num_envs, size = features.shape
     bonuses = torch.zeros(num_steps, num_envs)
     for env in range(num_envs):
@@ -26,7 +32,7 @@ def from_the_definition(features, dones, ridge):
             for phi in episode:
                 covariance += torch.outer(phi, phi)
             phi = features[t, env].double()
-            bonuses[t, env] = phi @ torch.inverse(covariance) @ phi
+            bonuses[t, env] = 0 if dones[t, env] else phi @ torch.inverse(covariance) @ phi
             episode.append(phi)
     return bonuses
 
@@ -52,15 +58,27 @@ def test_a_new_state_pays_more_than_a_visited_one():
     torch.testing.assert_close(bonuses, torch.tensor([1 / 0.1, 1 / 1.1, 1 / 2.1, 1 / 0.1, 1 / 3.1, 1 / 0.1]))
 
 
-def test_an_episode_forgets_the_one_before_and_only_in_its_own_environment():
-    features = torch.ones(3, 2, 4)
+def test_the_first_frame_pays_nothing_but_is_part_of_the_ellipsoid():
     bonus = EllipticalBonus(2, 4, 0.1, "cpu")
-    bonuses = bonus(features, torch.tensor([[1.0, 1], [0, 0], [0, 1]]))
-    assert torch.equal(bonuses[2, 1], bonuses[0, 1]), "a first step pays like any first step"
-    assert bonuses[2, 0] < bonuses[1, 0] < bonuses[0, 0]
-    again = bonus(features[:1], torch.tensor([[0.0, 1.0]]))
-    assert again[0, 0] < bonuses[2, 0], "no episode ended: the rollout's end changes nothing"
-    assert again[0, 1] == bonuses[0, 1]
+    chain = torch.eye(4)[
+        torch.tensor([[0, 0], [0, 1]])
+    ]  # (T, N, D): one environment stays where it started, one does not
+    torch.testing.assert_close(
+        bonus(chain, torch.tensor([[1.0, 1], [0, 0]])), torch.tensor([[0, 0], [1 / 1.1, 1 / 0.1]])
+    )
+
+
+def test_an_episode_forgets_the_one_before_and_only_in_its_own_environment():
+    features = torch.ones(4, 2, 4)
+    bonus = EllipticalBonus(2, 4, 0.1, "cpu")
+    bonuses = bonus(features, torch.tensor([[1.0, 1], [0, 0], [0, 1], [0, 0]]))
+    assert bonuses[0].tolist() == [0, 0]
+    assert bonuses[2, 1] == 0
+    assert torch.equal(bonuses[3, 1], bonuses[1, 1]), "a second step pays like any second step"
+    assert bonuses[3, 0] < bonuses[2, 0] < bonuses[1, 0]
+    again = bonus(features[:2], torch.tensor([[0.0, 1.0], [0, 0]]))
+    assert again[0, 0] < bonuses[3, 0], "no episode ended: the rollout's end changes nothing"
+    assert again[1, 1] == bonuses[1, 1]
 
 
 def test_a_resumed_run_needs_no_covariances():
@@ -82,7 +100,7 @@ def test_a_player_who_stands_still_is_paid_one_over_the_steps_however_large_the_
 
 def test_the_gradient_of_the_inverse_loss_reaches_encoder_and_inverse_model():
     torch.manual_seed(0)
-    dynamics = InverseDynamics(4)
+    dynamics = Dynamics(4)
     frames = torch.randint(256, (2, 16, 3, 42, 42), dtype=torch.uint8)
     F.cross_entropy(dynamics(*frames), torch.randint(4, (16,))).backward()
     for name, parameter in dynamics.named_parameters():
@@ -111,7 +129,7 @@ def train_once(dynamics, optimizer, frames, next_frames, actions):
 
 def test_the_inverse_model_learns_which_action_was_taken():
     torch.manual_seed(0)
-    dynamics = InverseDynamics(3)
+    dynamics = Dynamics(3)
     optimizer = torch.optim.Adam(dynamics.parameters(), lr=1e-3)
     for _ in range(40):
         train_once(dynamics, optimizer, *moves(32))
@@ -120,43 +138,73 @@ def test_the_inverse_model_learns_which_action_was_taken():
     assert (dynamics(next_frames, frames).argmax(1) == 2 - actions).float().mean() > 0.8, "the order matters"
 
 
+def test_update_names_the_action_of_every_transition_once():
+    """The script's own update: a step of Adam on the cross entropy of each minibatch, together all transitions."""
+    torch.manual_seed(0)
+    frames, next_frames, actions = moves(10)
+    dynamics = Dynamics(3)
+    expected, seen = copy.deepcopy(dynamics), []
+    optimizer, other_optimizer = (torch.optim.Adam(model.parameters(), lr=1e-3) for model in (dynamics, expected))
+
+    def record(*transitions):
+        seen.append(transitions)
+        return dynamics(*transitions)
+
+    rollout = dict(obs=frames.view(5, 2, 3, 42, 42), next_observations=next_frames.view(5, 2, 3, 42, 42))
+    args = SimpleNamespace(dynamics_minibatch_size=4)
+    variables = dict(rollout, actions=actions.view(5, 2), dynamics=record, dynamics_optimizer=optimizer, args=args)
+    variables.update(batch_size=10, torch=torch, F=F, device="cpu")
+    exec(textwrap.dedent(SLOTS["update"]), variables)
+    assert [len(mb_frames) for mb_frames, _ in seen] == [4, 4, 2]
+    order = [(mb_frames[:, None] == frames).all((2, 3, 4)).int().argmax(1) for mb_frames, _ in seen]
+    assert sorted(torch.cat(order).tolist()) == list(range(10))
+    for indices, (_, mb_next_frames), loss in zip(order, seen, variables["inverse_losses"]):
+        assert torch.equal(mb_next_frames, next_frames[indices])
+        transitions = frames[indices], next_frames[indices], actions[indices]
+        torch.testing.assert_close(loss, F.cross_entropy(expected(*transitions[:2]), transitions[2]).detach())
+        train_once(expected, other_optimizer, *transitions)
+    for parameter, other in zip(dynamics.parameters(), expected.parameters()):
+        torch.testing.assert_close(parameter, other)
+
+
 def test_comes_back_from_its_state_bit_for_bit():
     torch.manual_seed(0)
     transitions = moves(32)
 
     def new_parts():
-        dynamics = InverseDynamics(3)
-        return dynamics, torch.optim.Adam(dynamics.parameters(), lr=1e-4), RunningMeanStd()
+        dynamics = Dynamics(3)
+        return dynamics, torch.optim.Adam(dynamics.parameters(), lr=1e-4)
 
     original, other = new_parts(), new_parts()
     for _ in range(3):
-        train_once(*original[:2], *transitions)
-        original[2].update(torch.rand(5))
-    saved = copy.deepcopy([part.state_dict() for part in original])
-    for part, state in zip(other, saved):
+        train_once(*original, *transitions)
+    for part, state in zip(other, copy.deepcopy([part.state_dict() for part in original])):
         part.load_state_dict(state)
-    for dynamics, optimizer, stats in (original, other):
-        train_once(dynamics, optimizer, *transitions)
-        stats.update(torch.ones(3))
+    for parts in (original, other):
+        train_once(*parts, *transitions)
     assert torch.equal(original[0].encode(transitions[0]), other[0].encode(transitions[0]))
-    assert torch.equal(original[2].std, other[2].std)
 
 
 @pytest.mark.parametrize("normalized", [True, False], ids=["normalised", "as-it-is"])
 def test_a_rollout_is_paid_by_the_definition(normalized, train_here):
-    flags = ["--total-timesteps", 128, "--int-coef", 2, *([] if normalized else ["--no-normalize-bonus"])]
-    run = train_here("ppo_lstm_e3b.py", *SMALL, *flags)
-    features, dones, ends = run["features"].view(32, 4, 288), run["dones"], run["ends"].bool()
-    assert not features.requires_grad
+    """With an encoder that does not learn, so that it can be asked again after the rollout."""
+    flags = ["--total-timesteps", 128, "--dynamics-learning-rate", 0, "--ext-coef", 3, "--int-coef", 2]
+    run = train_here("ppo_lstm_e3b.py", *SMALL, *flags, *([] if normalized else ["--no-norm-bonus"]))
+    assert not run["features"].requires_grad
+    with torch.no_grad():
+        features = torch.stack([run["dynamics"].encode(row) for row in run["obs"]])
+    dones, ends = run["dones"], run["ends"].bool()
     assert dones.sum() == 8 * 4  # an episode of the corridor is four steps
-    bonuses = from_the_definition(features, dones, 0.1)
-    deviation = np.std(bonuses.double().numpy())
-    assert run["metrics"]["intrinsic/normalizer_std"] == pytest.approx(deviation, rel=1e-4)
-    expected = 10 * (run["rewards"] + 2 * bonuses / (deviation if normalized else 1))
-    torch.testing.assert_close(run["total_rewards"], expected, rtol=1e-3, atol=1e-5)
+    bonus = from_the_definition(features, dones, 0.1)
+    assert ((bonus == 0) == dones.bool()).all()
+    assert run["rewards"].sum() > 0
+    expected = 3 * run["rewards"] + 2 * bonus / (bonus.mean() if normalized else 1)
+    torch.testing.assert_close(run["total_rewards"], expected, rtol=1e-3, atol=1e-4)
     # the inverse model sees the true last frame, which is white in the corridor, not the next episode's first
     assert (run["next_observations"][ends] == 255).all()
     assert torch.equal(run["next_observations"][:-1][~ends[:-1]], run["obs"][1:][~ends[:-1]])
+    for name in ("dynamics", "dynamics_optimizer"):
+        assert run["saved"][name] is run[name], "it must be in checkpoints"
     # the policy's optimiser does not move the encoder, nor the encoder's the policy
     owned = {id(parameter) for group in run["dynamics_optimizer"].param_groups for parameter in group["params"]}
     assert owned == {id(parameter) for parameter in run["dynamics"].parameters()}
@@ -167,7 +215,7 @@ def test_a_rollout_is_paid_by_the_definition(normalized, train_here):
     ("flags", "message"),
     [
         (["--ridge", 0], "--ridge 0.0 must be above 0"),
-        (["--inverse-minibatch-size", 0], "--inverse-minibatch-size must be at least 1"),
+        (["--dynamics-minibatch-size", 0], "--dynamics-minibatch-size must be at least 1"),
     ],
 )
 def test_bad_flags_are_refused(flags, message, train_here, tmp_path):

@@ -7,14 +7,13 @@ import transformers
 from conftest import read_progress
 from safetensors.torch import load_file, save_file
 
-from common.encoders import DinoEncoder, RandomEncoder
+from common.encoders import DinoEncoder, RandomEncoder, TextureEncoder
 
 
-@pytest.mark.parametrize(("centred", "darkest"), [(True, -0.5), (False, 0)])
-def test_random_encoder_is_four_elu_convolutions_and_a_linear_layer(centred, darkest):
-    encoder = RandomEncoder(centred)
+def test_random_encoder_is_four_elu_convolutions_and_a_linear_layer():
+    encoder = RandomEncoder()
     frames = torch.randint(256, (300, 3, 42, 42), dtype=torch.uint8)  # more than one chunk
-    x = frames.float() / 255 + darkest
+    x = frames.float() / 255
     for layer in encoder.network:
         if isinstance(layer, torch.nn.Conv2d):
             x = torch.nn.functional.elu(torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride=2, padding=1))
@@ -23,15 +22,33 @@ def test_random_encoder_is_four_elu_convolutions_and_a_linear_layer(centred, dar
     assert encoder(frames).shape == (300, encoder.embedding_size)
 
 
-def test_random_encoder_is_frozen_and_orthogonal():
-    encoder = RandomEncoder()
+def test_texture_is_mean_and_deviation_of_every_filter_in_both_halves():
+    encoder = TextureEncoder()
+    frames = torch.randint(256, (200, 3, 42, 42), dtype=torch.uint8)
+    filtered = np.zeros((200, 32, 21, 21))
+    pixels, weights = np.pad(frames / 255.0, ((0, 0), (0, 0), (1, 1), (1, 1))), encoder.convolution.weight.numpy()
+    for y in range(21):
+        for x in range(21):
+            patch = pixels[:, :, 2 * y : 2 * y + 3, 2 * x : 2 * x + 3]
+            filtered[:, :, y, x] = np.einsum("bcij,fcij->bf", patch, weights)
+    filtered = np.where(filtered > 0, filtered, np.exp(np.minimum(filtered, 0)) - 1)
+    halves = filtered[:, :, :11].reshape(200, 32, -1), filtered[:, :, 11:].reshape(200, 32, -1)
+    expected = [statistic for half in halves for statistic in (half.mean(2), half.std(2, ddof=1))]
+    np.testing.assert_allclose(encoder(frames), np.concatenate(expected, axis=1), atol=1e-5)
+    assert encoder(frames).shape == (200, encoder.embedding_size)
+
+
+@pytest.mark.parametrize("encoder_class", [RandomEncoder, TextureEncoder])
+def test_frozen_and_orthogonal(encoder_class):
+    encoder = encoder_class()
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    for layer in encoder.network:
-        if hasattr(layer, "weight"):
-            weight = layer.weight.flatten(1).double()
-            gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-            torch.testing.assert_close(gram, 2 * torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5)
-            assert not layer.bias.any()
+    layers = [layer for layer in encoder.modules() if hasattr(layer, "weight")]
+    assert layers
+    for layer in layers:
+        weight = layer.weight.flatten(1).double()
+        gram = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(gram, 2 * torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5)
+        assert layer.bias is None or not layer.bias.any()
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
 """The learner: advantages against brute force, and the LSTM's conventions."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch.distributions.categorical import Categorical
 
-from ppo_lstm import Agent, compute_advantages, layer_init, to_obs
+from common.my_way_home import MyWayHome
+from ppo_lstm import Agent, compute_advantages, to_obs
 
 T, N = 40, 5
 
@@ -66,10 +69,10 @@ def test_batched_pass_equals_stepwise_pass(rollout):
     with torch.no_grad():
         actions = torch.randint(4, (T, N))
         hidden, last_state = agent.get_states(obs, state, dones)
-        logprobs, _, values = agent.evaluate(hidden, actions)
+        logprobs, values = agent.get_policy(hidden).log_prob(actions), agent.get_value(hidden)
         for t in range(T):
             hidden, state = agent.get_states(obs[t : t + 1], state, dones[t : t + 1])
-            logprob, _, value = agent.evaluate(hidden, actions[t : t + 1])
+            logprob, value = agent.get_policy(hidden).log_prob(actions[t : t + 1]), agent.get_value(hidden)
             torch.testing.assert_close(logprob[0], logprobs[t], rtol=0, atol=1e-5)
             torch.testing.assert_close(value[0], values[t], rtol=0, atol=1e-5)
     for batched, stepwise in zip(last_state, state):
@@ -81,10 +84,14 @@ def test_done_empties_the_state_before_its_step(rollout):
     dones = torch.zeros(T, N)
     dones[17, 2] = 1
     fresh = agent.initial_state(N, "cpu")
+
+    def get_values(*arguments):
+        return agent.get_value(agent.get_states(*arguments)[0])
+
     with torch.no_grad():
-        values = agent.get_value(obs, state, dones)
-        values_from_there = agent.get_value(obs[17:], fresh, torch.zeros(T - 17, N))
-        values_without = agent.get_value(obs, state, torch.zeros(T, N))
+        values = get_values(obs, state, dones)
+        values_from_there = get_values(obs[17:], fresh, torch.zeros(T - 17, N))
+        values_without = get_values(obs, state, torch.zeros(T, N))
     torch.testing.assert_close(values[17:, 2], values_from_there[:, 2], rtol=0, atol=1e-5)  # as if it began at step 17
     torch.testing.assert_close(values[:17, 2], values_without[:17, 2], rtol=0, atol=1e-6)
     others = [0, 1, 3, 4]
@@ -108,10 +115,10 @@ def test_network_is_the_papers(rollout):
     value = agent.critic[2](torch.tanh(agent.critic[0](h)))[:, 0]
     actions = torch.arange(N)[None] % 4
     hidden, state = agent.get_states(obs[:1], tuple(rollout[3]), torch.zeros(1, N))
-    logprob, entropy, newvalue = agent.evaluate(hidden, actions)
-    torch.testing.assert_close(logprob[0], Categorical(logits=logits).log_prob(actions[0]), rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropy[0], Categorical(logits=logits).entropy(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(newvalue[0], value, rtol=0, atol=1e-5)
+    policy = agent.get_policy(hidden)
+    torch.testing.assert_close(policy.log_prob(actions)[0], Categorical(logits=logits).log_prob(actions[0]))
+    torch.testing.assert_close(policy.entropy()[0], Categorical(logits=logits).entropy(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(agent.get_value(hidden)[0], value, rtol=0, atol=1e-5)
     torch.testing.assert_close(state[0], h, rtol=0, atol=1e-5)
     torch.testing.assert_close(state[1], c, rtol=0, atol=1e-5)
 
@@ -121,17 +128,36 @@ def test_actions_are_drawn_with_the_policys_probabilities(rollout):
     torch.manual_seed(3)
     hidden = torch.randn(1, 256)
     with torch.no_grad():
-        actions = agent.get_action(hidden.expand(100_000, -1))
+        actions = agent.get_policy(hidden.expand(100_000, -1)).sample()
         logits = agent.actor(hidden)[0].double().numpy()
     probabilities = np.exp(logits) / np.exp(logits).sum()
     assert np.ptp(probabilities) > 0.05, "not uniform, or this test says little"
     np.testing.assert_allclose(np.bincount(actions) / 100_000, probabilities, atol=0.01)  # 6 standard deviations
 
 
-def test_layer_init_gives_rows_of_length_one():
-    layer = layer_init(torch.nn.Linear(256, 64))
-    torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(64))
-    assert not layer.bias.any()
+def test_a_time_out_is_worth_the_value_of_its_true_last_frame(train_here, monkeypatch):
+    """A run of the real game with episodes of 10 steps; the weights do not move, so its values can be recomputed."""
+    monkeypatch.setattr("common.my_way_home.MyWayHome", functools.partial(MyWayHome, max_episode_steps=10))
+    flags = ["--num-envs", 3, "--num-steps", 32, "--total-timesteps", 96, "--learning-rate", 0]
+    run = train_here("ppo_lstm.py", *flags)
+    agent, ends = run["agent"], run["ends"].bool()
+    first_ends = ends.float().argmax(0).tolist()
+    assert run["metrics"]["charts/episodes"] == ends.sum() == 9
+    assert first_ends == [9, 6, 3], "time limits of the first episodes are spread evenly"
+    state, values, final_values = agent.initial_state(3, "cpu"), torch.zeros(32, 3), torch.zeros(32, 3)
+    with torch.no_grad():
+        for t in range(32):
+            hidden, state = agent.get_states(run["obs"][t : t + 1], state, run["dones"][t : t + 1])
+            values[t] = agent.get_value(hidden[0])
+            hidden, _ = agent.get_states(run["next_observations"][t : t + 1], state, torch.zeros(1, 3))
+            final_values[t] = agent.get_value(hidden[0])
+    torch.testing.assert_close(run["values"], values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(run["final_values"][ends], final_values[ends], rtol=0, atol=1e-5)
+    assert (run["final_values"][~ends] == 0).all()
+    torch.testing.assert_close(run["next_values"][ends], final_values[ends], rtol=0, atol=1e-5)
+    assert (final_values - values)[ends].abs().min() > 0, "the last frame is not the one before"
+    off = train_here("ppo_lstm.py", *flags, "--no-bootstrap-timeouts")
+    assert (off["next_values"][ends] == 0).all()
 
 
 def test_observations_are_whole_frames_scaled_down():

@@ -18,7 +18,7 @@ def success_rate(agent, forget):
             if forget:
                 done = torch.ones(50)
             hidden, state = agent.get_states(to_obs(frames, "cpu")[None], state, done[None])
-            frames, reward, terminations, _, _ = envs.step(agent.get_action(hidden[0]).numpy())
+            frames, reward, terminations, _, _ = envs.step(agent.get_policy(hidden[0]).sample().numpy())
             rewards += reward[terminations].tolist()
             done = torch.from_numpy(terminations).float()
     assert len(rewards) == 8 * 50
@@ -26,8 +26,8 @@ def success_rate(agent, forget):
 
 
 def test_agent_solves_the_corridor_with_its_memory_and_not_without(train):
-    flags = ["--num-envs", 16, "--num-steps", 32, "--bptt-length", 8, "--minibatch-size", 64, "--reward-scale", 1]
-    flags += ["--learning-rate", 5e-4, "--anneal-lr"]
+    flags = ["--num-envs", 16, "--num-steps", 32, "--bptt-length", 8, "--minibatch-size", 64, "--ext-coef", 1]
+    flags += ["--anneal-lr"]
     run = train("ppo_lstm.py", "--env", "memory", *flags, "--total-timesteps", 16384, "--save-model")
     agent = Agent(len(COLOURS))
     agent.load_state_dict(torch.load(run / "agent.pt", weights_only=True))

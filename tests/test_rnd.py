@@ -1,15 +1,20 @@
-"""Random Network Distillation: the normalisers against plain loops, the predictor on a chain, a whole rollout."""
+"""Random Network Distillation: the errors by hand, the predictor on a chain, a whole rollout by the definition."""
 
 import copy
+import textwrap
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 from common.running_stats import RunningMeanStd
-from ppo_lstm_rnd import RND, ReturnNormalizer, normalize
+from ppo_lstm_rnd import RND, normalize
+from tools import sync_core
 
 SMALL = ["--env", "memory", "--num-envs", 4, "--num-steps", 32, "--bptt-length", 16, "--minibatch-size", 64]
+SLOTS = sync_core.split((ROOT / "ppo_lstm_rnd.py").read_text(), "ppo_lstm_rnd.py")[1]
 
 
 def states(num_states, seed=0):
@@ -27,23 +32,6 @@ def train_once(rnd, optimizer, x):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-
-
-def test_the_return_filter_runs_over_time_in_each_environment():
-    num_steps, num_envs, gamma = 11, 3, 0.9
-    rng = np.random.default_rng(0)
-    normalizer = ReturnNormalizer(num_envs, gamma)
-    sums, history = [0.0] * num_envs, []
-    for _ in range(4):  # rollouts: neither the sums nor the deviation starts anew
-        errors = rng.gamma(2, [0.1, 1, 10], size=(num_steps, num_envs))  # each environment on a level of its own
-        for t in range(num_steps):
-            for env in range(num_envs):
-                sums[env] = gamma * sums[env] + errors[t, env]
-                history.append(sums[env])
-        bonuses = normalizer(torch.from_numpy(errors).float())
-        np.testing.assert_allclose(bonuses, errors / np.sqrt(np.var(history) + 1e-8), rtol=1e-4)
-    np.testing.assert_allclose(normalizer.sums, sums, rtol=1e-5)
-    assert normalizer.stats.count == 4 * num_steps * num_envs
 
 
 def test_frames_are_normalised_pixel_by_pixel_and_clipped():
@@ -95,60 +83,75 @@ def test_a_new_state_pays_more_than_a_visited_one_and_visits_add_up():
 
 def test_comes_back_from_its_state_bit_for_bit():
     frames, stats = states(8)
-    x = normalize(frames, stats)
 
     def new_parts():
         rnd = RND()
-        return rnd, torch.optim.Adam(rnd.predictor.parameters(), lr=1e-4), ReturnNormalizer(4, 0.99)
+        return rnd, torch.optim.Adam(rnd.predictor.parameters(), lr=1e-4), RunningMeanStd((3, 42, 42))
 
     original, other = new_parts(), new_parts()
+    original[2].update(frames)
     for _ in range(3):
-        train_once(*original[:2], x)
-        original[2](original[0](x).detach().view(2, 4))
-    saved = copy.deepcopy([part.state_dict() for part in original])
-    for part, state in zip(other, saved):
+        train_once(*original[:2], normalize(frames, original[2]))
+    for part, state in zip(other, copy.deepcopy([part.state_dict() for part in original])):
         part.load_state_dict(state)
-    results = []
-    for rnd, optimizer, normalizer in (original, other):
+    errors = []
+    for rnd, optimizer, observation_stats in (original, other):
+        x = normalize(frames, observation_stats)
         train_once(rnd, optimizer, x)
-        results.append((rnd(x).detach(), normalizer(rnd(x).detach().view(2, 4))))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+        errors.append(rnd(x).detach())
+    assert torch.equal(*errors)
 
 
-def test_a_run_resumed_with_other_environments_starts_them_at_the_mean():
-    normalizer, other = ReturnNormalizer(4, 0.5), ReturnNormalizer(2, 0.5)
-    normalizer(torch.tensor([[1.0, 2.0, 3.0, 6.0]]))
-    other.load_state_dict(normalizer.state_dict())
-    assert other.sums.tolist() == [3, 3]
-    assert other(torch.ones(5, 2)).shape == (5, 2)
+def test_update_teaches_the_predictor_every_frame_once():
+    """The script's own update: a step of Adam on the mean error of each minibatch, together all frames."""
+    torch.manual_seed(1)
+    frames, stats = states(10)
+    rnd = RND()
+    expected, seen = copy.deepcopy(rnd), []
+    optimizer, other_optimizer = (torch.optim.Adam(model.predictor.parameters(), lr=1e-3) for model in (rnd, expected))
+
+    def record(observations, stats):
+        seen.append(observations)
+        return normalize(observations, stats)
+
+    args = SimpleNamespace(predictor_minibatch_size=4)
+    variables = dict(rnd=rnd, predictor_optimizer=optimizer, observation_stats=stats, b_next_obs=frames, args=args)
+    variables.update(batch_size=10, normalize=record, torch=torch, device="cpu")
+    exec(textwrap.dedent(SLOTS["update"]), variables)
+    assert [len(chunk) for chunk in seen] == [4, 4, 2]
+    assert sorted(frame.tolist() for frame in torch.cat(seen)) == sorted(frame.tolist() for frame in frames)
+    for chunk, loss in zip(seen, variables["predictor_losses"]):
+        torch.testing.assert_close(loss, expected(normalize(chunk, stats)).mean().detach())
+        train_once(expected, other_optimizer, normalize(chunk, stats))
+    for parameter, other in zip(rnd.parameters(), expected.parameters()):
+        torch.testing.assert_close(parameter, other)
 
 
-def test_a_rollout_looks_at_the_frame_each_step_led_to(train_here):
-    run = train_here("ppo_lstm_rnd.py", *SMALL, "--total-timesteps", 128, "--int-coef", 2)
+def test_a_rollout_is_paid_by_the_definition(train_here):
+    """With a predictor that does not learn, so that it can be asked again, and noise, so that no frame comes twice."""
+    flags = ["--total-timesteps", 128, "--predictor-learning-rate", 0, "--ext-coef", 3, "--int-coef", 2]
+    run = train_here("ppo_lstm_rnd.py", *SMALL, *flags, "--noisy-tv")
     obs, looked_at, ends = run["obs"], run["next_observations"], run["ends"].bool()
     assert ends.sum() == 8 * 4  # an episode of the corridor is four steps
-    assert (looked_at[ends] == 255).all(), "an episode's last frame is white; the next one's first is coloured"
+    # beside the noise an episode's last frame is white; the next one's first is coloured
+    assert (looked_at[ends][..., :16] == 255).all()
     assert torch.equal(looked_at[:-1][~ends[:-1]], obs[1:][~ends[:-1]])
     # the statistics are those of the very frames that are paid for, from the first rollout on
-    pixels = looked_at.flatten(0, 1).double()
-    torch.testing.assert_close(run["observation_stats"].mean, pixels.mean(0))
-    torch.testing.assert_close(run["observation_stats"].var, pixels.var(0, correction=0))
-    expected = 10 * (run["rewards"] + 2 * run["errors"].view(32, 4) / run["return_normalizer"].stats.std.float())
-    torch.testing.assert_close(run["total_rewards"], expected)
-    # frames that look alike pay alike, however the steps were cut into chunks: all last frames are the same
-    assert run["intrinsic_rewards"][ends].std() < 1e-5 * run["intrinsic_rewards"][ends].mean()
-    assert set(run["method"]) == {"rnd", "rnd_optimizer", "observation_stats", "return_normalizer", "bonus_log"}
+    pixels = looked_at.flatten(0, 1).double().numpy()
+    x = torch.from_numpy(np.clip((pixels - pixels.mean(0)) / np.sqrt(pixels.var(0) + 1e-8), -5, 5)).float()
+    with torch.no_grad():
+        differences = (run["rnd"].predictor(x) - run["rnd"].target(x)).numpy()
+    bonus = torch.tensor([np.mean(row**2) for row in differences]).view(32, 4)
+    assert bonus.std() > 0.05 * bonus.mean()
+    assert len(bonus.unique()) == 128
+    assert run["rewards"].sum() > 0
+    expected = 3 * run["rewards"] + 2 * bonus / bonus.mean()
+    torch.testing.assert_close(run["total_rewards"], expected, rtol=1e-3, atol=1e-4)
+    for name in ("rnd", "predictor_optimizer", "observation_stats"):
+        assert run["saved"][name] is run[name], "it must be in checkpoints"
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--rnd-minibatch-size", 0], "--rnd-minibatch-size must be at least 1"),
-        (["--int-gamma", 1], "--int-gamma 1.0 must be at least 0 and below 1"),
-    ],
-)
-def test_bad_flags_are_refused(flags, message, train_here, tmp_path):
-    with pytest.raises(SystemExit, match=message):
-        train_here("ppo_lstm_rnd.py", *SMALL, *flags)
+def test_bad_minibatch_size_is_refused(train_here, tmp_path):
+    with pytest.raises(SystemExit, match="--predictor-minibatch-size must be at least 1"):
+        train_here("ppo_lstm_rnd.py", *SMALL, "--predictor-minibatch-size", 0)
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """The scripts as users run them: whole runs, resumed, interrupted, killed, and refused."""
 
+import argparse
 import importlib.util
 import json
 import os
@@ -16,9 +17,11 @@ import torch
 from conftest import ROOT, read_progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from common.run_folder import RunFolder
+
 SCRIPTS = sorted(path.name for path in ROOT.glob("ppo_lstm*.py"))
-SMALL = ["--env", "memory", "--num-envs", 4, "--num-steps", 32, "--bptt-length", 16, "--minibatch-size", 64]
-JCI_SMALL = [*SMALL, "--num-clusters", 8, "--total-timesteps", 5 * 128]
+SMALL = ["--env", "memory", "--num-envs", 5, "--num-steps", 32, "--bptt-length", 16, "--minibatch-size", 64]
+JCI_SMALL = [*SMALL, "--total-timesteps", 5 * 160]
 
 
 def documented_tags(script):
@@ -29,7 +32,7 @@ def documented_tags(script):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_vizdoom_two_iterations_then_resume(script, train):
-    flags = ["--num-envs", 4, "--num-steps", 64, "--minibatch-size", 128, "--total-timesteps", 512]
+    flags = ["--num-envs", 4, "--minibatch-size", 128, "--total-timesteps", 512, "--no-stagger-episodes"]
     run = train(script, *flags, "--save-model")
     assert [row["global_step"] for row in read_progress(run)] == [256, 512]
     assert (run / "agent.pt").exists()
@@ -55,10 +58,31 @@ def test_same_seed_same_progress(script, train):
     other = train(script, *SMALL, "--total-timesteps", 640, "--exp-name", "other", "--seed", 2)
     assert (first / "progress.csv").read_bytes() == (second / "progress.csv").read_bytes()
     assert (first / "progress.csv").read_bytes() != (other / "progress.csv").read_bytes()
+    for row in read_progress(first):  # episodes of four steps end in every sequence
+        assert row["losses/first_ratio_error"] < 1e-4, "the update must begin with the rollout's own probabilities"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_is_paid_for_its_bonus(script, train_here):
+    run = train_here(script, *SMALL, "--total-timesteps", 320, "--int-coef", 2, "--ext-coef", 3)
+    bonus, mean = run["intrinsic_rewards"], run["bonus_mean"].mean
+    assert bonus.shape == (32, 5)
+    if script == "ppo_lstm.py":
+        assert not bonus.any()
+    else:
+        assert bonus.mean() > 0
+        assert bonus.std() > 0
+    expected = 3 * run["rewards"] + (2 * bonus / mean if bonus.any() else 0)
+    torch.testing.assert_close(run["total_rewards"], expected)
+    # and it is what is learned from: with lambda and gamma as they are, the returns contain it
+    ends, values, next_values = run["ends"], run["values"], run["next_values"]
+    last_step = expected[-1] + run["args"].gamma * next_values[-1] - values[-1]  # the advantage of the last step
+    torch.testing.assert_close((run["returns"] - values)[-1], last_step, rtol=1e-4, atol=1e-5)
+    assert ends.any()
 
 
 def test_same_seed_same_progress_in_vizdoom(train):
-    flags = ["--num-envs", 4, "--num-steps", 64, "--minibatch-size", 128, "--total-timesteps", 768]
+    flags = ["--num-envs", 4, "--minibatch-size", 128, "--total-timesteps", 768]
     first, second = (train("ppo_lstm_jci.py", *flags, "--exp-name", name) for name in ("first", "second"))
     assert (first / "progress.csv").read_bytes() == (second / "progress.csv").read_bytes()
 
@@ -70,7 +94,8 @@ def test_same_seed_same_progress_in_vizdoom(train):
         ["--no-episodic-clustering"],
         ["--int-coef", 0],
         ["--ext-coef", 0],
-        ["--no-norm-adv", "--no-bootstrap-timeouts", "--anneal-lr", "--clip-vloss"],
+        ["--count", "steps"],
+        ["--encoder", "random"],
     ],
     ids=lambda flags: flags[0],
 )
@@ -100,16 +125,20 @@ def test_a_checkpoint_brings_everything_back(train, tmp_path):
             assert a == b, name
 
     compare(before, after, "checkpoint")
-    assert before["method"]["table"]["counts"].sum() == before["counters"][1] == 640
-    assert set(before["method"]["table"]) == {"centres", "counts", "appearances", "births", "images", "positions"}
+    assert before["table"]["steps"].sum() == before["atlas"]["steps"].sum() == before["global_step"] == 800
+    assert before["table"]["episodes"].sum() > 0
+    assert before.keys() >= {"agent", "optimizer", "visits", "episode_log", "bonus_mean", "random_states", "encoder"}
+    assert before["random_states"].keys() == {"python", "numpy", "torch", "cuda"}
 
 
 def test_what_a_checkpoint_does_not_fit_is_refused_in_a_sentence(train):
-    run = train("ppo_lstm_ride.py", *SMALL, "--total-timesteps", 128)
+    run = train("ppo_lstm_ride.py", *SMALL, "--total-timesteps", 160)
     saved = (run / "checkpoint.pt").read_bytes()
     refusals = {
         ("ppo_lstm_ride.py", "--hash-bits", 8): "--hash-bits cannot change when a run goes on: leave it out (16 in",
         ("ppo_lstm_ride.py", "--env", "vizdoom"): "--env cannot change when a run goes on: leave it out (memory in",
+        ("ppo_lstm_ride.py", "--task", "dense"): "--task cannot change when a run goes on: leave it out (sparse in",
+        ("ppo_lstm_ride.py", "--scene", "other.glb"): "--scene cannot change when a run goes on: leave it out (None in",
         ("ppo_lstm.py",): f"--resume {run}: another script began this run; go on with that one.",
         ("ppo_lstm_jci.py",): "another script began this run",
     }
@@ -129,14 +158,14 @@ def test_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     process.kill()
     process.wait()
     (run,) = (tmp_path / "runs").iterdir()
-    saved_step = torch.load(run / "checkpoint.pt", weights_only=True)["counters"][1]
+    saved_step = torch.load(run / "checkpoint.pt", weights_only=True)["global_step"]
     written_steps = [row["global_step"] for row in read_progress(run)]
-    assert saved_step >= written_steps[-1] - 2 * 128, "at most the iterations since the last checkpoint are lost"
+    assert saved_step >= written_steps[-1] - 2 * 160, "at most the iterations since the last checkpoint are lost"
 
     (run / "checkpoint.pt").write_bytes(b"not a checkpoint")  # as a full disk would leave it
-    previous_step = torch.load(run / "checkpoint.previous.pt", weights_only=True)["counters"][1]
+    previous_step = torch.load(run / "checkpoint.previous.pt", weights_only=True)["global_step"]
     resumed = subprocess.run(
-        [*command[:2], "--resume", str(run), "--total-timesteps", str(previous_step + 256)],
+        [*command[:2], "--resume", str(run), "--total-timesteps", str(previous_step + 320)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -144,25 +173,16 @@ def test_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "checkpoint.pt is damaged" in resumed.stderr
     steps = [row["global_step"] for row in read_progress(run)]
-    assert steps == [128 * i for i in range(1, len(steps) + 1)]
-    assert steps[-1] == previous_step + 256
+    assert steps == [160 * i for i in range(1, len(steps) + 1)]
+    assert steps[-1] == previous_step + 320
+    timings = [line.split(",")[0] for line in (run / "timings.csv").read_text().splitlines()[1:]]
+    assert timings == [str(160 * i) for i in range(1, len(steps) + 1)]
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_interrupted_vizdoom_run_saves_and_leaves_nothing_behind(signal_number, tmp_path):
-    flags = [
-        "--num-envs",
-        2,
-        "--num-steps",
-        32,
-        "--bptt-length",
-        16,
-        "--minibatch-size",
-        32,
-        "--checkpoint-every",
-        1000,
-    ]
-    command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags), "--num-clusters", "8"]
+    flags = ["--num-envs", 2, "--num-steps", 32, "--bptt-length", 16, "--checkpoint-every", 1000]
+    command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags)]
     shared_memory = set(os.listdir("/dev/shm"))
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(lambda: len(list(tmp_path.glob("runs/*/progress.csv"))) == 1 and count_rows(tmp_path) >= 2, process)
@@ -172,8 +192,9 @@ def test_interrupted_vizdoom_run_saves_and_leaves_nothing_behind(signal_number, 
     assert "Traceback" not in errors
     (run,) = (tmp_path / "runs").iterdir()
     saved = torch.load(run / "checkpoint.pt", weights_only=True)
-    assert saved["counters"][1] == read_progress(run)[-1]["global_step"]
-    assert saved["visits"]["counts"].sum() == saved["counters"][1], "the dropped rollout left visits behind"
+    assert saved["global_step"] == read_progress(run)[-1]["global_step"]
+    assert saved["visits"]["counts"].sum() == saved["global_step"], "the dropped rollout left visits behind"
+    assert saved["episode_log"]["num_episodes"] == read_progress(run)[-1]["charts/episodes"], "... or episodes"
     assert os.listdir(tmp_path) == ["runs"]
     assert set(os.listdir("/dev/shm")) <= shared_memory
     with pytest.raises(ProcessLookupError):
@@ -197,8 +218,8 @@ def count_rows(tmp_path):
     ("flags", "message"),
     [
         (["--num-steps", 100], "--num-steps 100 must be a multiple of --bptt-length 64"),
-        (["--minibatch-size", 100], "must be a multiple of --bptt-length"),
-        (["--total-timesteps", 10], "less than one rollout: type at least 8192"),
+        (["--minibatch-size", 0], "--minibatch-size must be at least 1"),
+        (["--total-timesteps", 10], "less than one rollout: type at least 2048"),
         (["--num-envs", 0], "--num-envs must be at least 1"),
         (["--kappa", 1.5], "--kappa 1.5 must be above 0 and at most 1"),
         (["--num-clusters", 0], "--num-clusters must be at least 1"),
@@ -225,30 +246,84 @@ def test_track_without_wandb_says_what_to_type(train, tmp_path):
 def test_help_teaches_every_flag(train):
     process = train("ppo_lstm_jci.py", "--help", check=False)
     assert process.returncode == 0
-    for words in ("--kappa", "--cluster-scope", "python ppo_lstm_jci.py", "opens a new row", "--resume"):
+    for words in ("--kappa", "--cluster-scope", "python ppo_lstm_jci.py", "opens a row", "--resume"):
         assert words in process.stdout
 
 
 def test_run_folder_says_what_was_run(train):
     run = train("ppo_lstm_jci.py", *JCI_SMALL, "--kappa", 0.9)
+    assert run.name.startswith("memory__ppo_lstm_jci__1__")
+    train("ppo_lstm_jci.py", "--resume", run, "--total-timesteps", 960)
     about = json.loads((run / "args.json").read_text())
     assert about["args"]["kappa"] == 0.9
-    assert about["args"]["num_clusters"] == 8
-    assert about["args"]["num_envs"] == 4
-    assert about["torch"] == torch.__version__
-    assert about["versions"].keys() == {"numpy", "scikit-learn", "gymnasium"}
-    assert run.name.startswith("memory__ppo_lstm_jci__1__")
+    assert about["args"]["num_clusters"] == 5
+    assert about["args"]["num_envs"] == 5
+    first, second = about["starts"]
+    assert first["command"].endswith("--kappa 0.9")
+    assert second["command"].endswith("--total-timesteps 960")
+    assert [first["global_step"], second["global_step"]] == [0, 800]
+    assert first["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert first["torch"] == torch.__version__
+    assert first["versions"].keys() == {"numpy", "scikit-learn", "gymnasium"}
+    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert first["git_commit"] == (commit or None)
+    events = EventAccumulator(str(run))
+    events.Reload()
+    (text,) = events.Tensors("flags/text_summary")[0].tensor_proto.string_val
+    assert b"|kappa|0.9|" in text
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = argparse.Namespace(track=False, resume=None)
+    runs = [RunFolder(args, "same", {}) for _ in range(3)]
+    for run in runs:
+        run.start_logging(0, "cpu")
+        run.close()
+    assert [run.path.name for run in runs] == ["same", "same_2", "same_3"]
+
+
+def test_a_learning_rate_typed_again_is_used(train):
+    run = train("ppo_lstm_rnd.py", *SMALL, "--total-timesteps", 160)
+    train("ppo_lstm_rnd.py", "--resume", run, "--total-timesteps", 320)
+    flags = ["--learning-rate", 1e-3, "--predictor-learning-rate", 0.5]
+    train("ppo_lstm_rnd.py", "--resume", run, "--total-timesteps", 480, *flags)
+    assert [row["charts/learning_rate"] for row in read_progress(run)] == [5e-4, 5e-4, 1e-3]
+    saved = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert saved["predictor_optimizer"]["param_groups"][0]["lr"] == 0.5
+
+
+def test_the_run_ends_when_the_target_is_reached(train):
+    run = train("ppo_lstm.py", *SMALL, "--total-timesteps", 16000, "--target-return", 0.1)
+    rows = read_progress(run)
+    assert rows[-1]["charts/episodic_return"] > 0.1, "one in four is right by chance"
+    assert rows[-1]["charts/episodes"] >= 100
+    assert len(rows) < 10
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["global_step"] == rows[-1]["global_step"]
 
 
 def test_videos_are_whole_episodes(train):
     import imageio.v2 as imageio
 
-    run = train("ppo_lstm.py", *SMALL, "--total-timesteps", 640, "--capture-video")
+    run = train("ppo_lstm.py", *SMALL, "--total-timesteps", 800, "--capture-video")
     videos = sorted((run / "videos").iterdir())
     assert [video.name for video in videos] == [f"episode_{number:06d}.mp4" for number in (1, 8, 27)]
     frames = imageio.mimread(videos[0])
     assert len(frames) == 5  # four steps of the corridor, and the frame that ended it
     assert frames[0].shape == (126, 126, 3)
+    before = {video: video.read_bytes() for video in videos}
+    train("ppo_lstm.py", "--resume", run, "--total-timesteps", 2400)
+    assert {video: video.read_bytes() for video in videos} == before, "a resumed run overwrote a video"
+    assert (run / "videos" / "episode_000064.mp4").exists()
+
+
+def test_videos_do_not_keep_the_frames_of_other_environments(tmp_path):
+    from common.video import EpisodeVideos
+
+    frames = np.zeros((32, 120, 160, 3), np.uint8)
+    videos = EpisodeVideos(tmp_path, frames[0])
+    videos.add(frames[0], False, {})
+    assert all(frame.base is None for frame in videos.frames)
 
 
 def test_a_script_and_common_run_from_another_folder(tmp_path):
