@@ -137,7 +137,7 @@ class Args:
     authors_preprocessing: bool = False
     """DINO sees the middle of the frame without ImageNet's normalisation, as in the authors' code"""
     kappa: Optional[float] = None
-    """a cluster less like (cosine) all rows than this opens one [default: 0.987; random, dino 0.8; Habitat, random 0.9]"""
+    """a cluster with a lower cosine to all rows opens a row [default: 0.987; random, dino 0.8; random, Habitat 0.9]"""
     num_clusters: Optional[int] = None
     """M, components of the mixture [default: one for 32 frames of a rollout; for 10 of an episode]"""
     cluster_scope: Literal["rollout", "episode"] = "rollout"
