@@ -36,6 +36,7 @@ import matplotlib.pyplot as plt
 
 ENCODERS = {"texture": (TextureEncoder, 0.987), "random": (RandomEncoder, 0.8)}
 CELL_SIZE, NUM_ENVS, NUM_STEPS = 64, 32, 64
+PLACES = {"S": (240, -176), "G": (1040, -352)}  # start and goal
 
 
 def random_walk(task, num_rollouts, seed):
@@ -101,7 +102,7 @@ def main():
     cells, cell_of_frame = np.unique(probe[1].reshape(-1, 2), axis=0, return_inverse=True)
     cell_of_frame = cell_of_frame.ravel()
     ideal = np.array([(counts.get(tuple(cell), 0) + 1) ** -0.5 for cell in cells.tolist()])
-    maps = {"1 / sqrt(true visits)": ideal}
+    maps = {}
     print("| features | kappa | draw | rows | spearman | information |\n|---|---|---|---|---|---|")
     for name in args.encoders:
         encoder_class, usual_kappa = ENCODERS[name]
@@ -112,27 +113,43 @@ def main():
                 table = fill_table(encoder, kappa, walk)
                 rows, bonuses = ask(table, encoder, probe)
                 bonus_map = np.bincount(cell_of_frame, bonuses) / np.bincount(cell_of_frame)
-                maps[f"{name}, kappa {kappa}, draw {draw}"] = bonus_map
+                maps.setdefault(f"{name}, kappa {kappa}", []).append(bonus_map)
                 spearman, information = spearmanr(bonus_map, ideal).statistic, mutual_info_score(rows, cell_of_frame)
                 numbers = f"{len(table.centres)} | {spearman:.2f} | {information:.2f}"
                 print(f"| {name} | {kappa} | {draw} | {numbers} |", flush=True)
 
     if args.figure:
-        draw_maps(maps, cells, args.figure)
+        draw_maps(ideal, maps, cells, args.figure)
 
 
-def draw_maps(maps, cells, path):
-    num_columns = min(4, len(maps))
-    num_rows = -(-len(maps) // num_columns)
-    figure, axes = plt.subplots(num_rows, num_columns, figsize=(4 * num_columns, 3 * num_rows), layout="constrained")
-    for axis in np.ravel(axes):
-        axis.axis("off")
+def draw_maps(ideal, maps, cells, path):
+    """The ideal in the first column, then a row for each encoder and threshold, with its draws."""
+    num_draws = max(map(len, maps.values()))
+    size = (3.6 * (1 + num_draws), 3 * len(maps))
+    figure, axes = plt.subplots(len(maps), 1 + num_draws, figsize=size, squeeze=False, layout="constrained")
     low, high = cells.min(0), cells.max(0)
-    for axis, (title, values) in zip(np.ravel(axes), maps.items()):
+
+    def show(axis, title, values):
         image = np.full(high - low + 1, np.nan)
         image[tuple((cells - low).T)] = values
-        shown = axis.imshow(image.T, origin="lower", vmin=0, vmax=1, cmap="viridis")
+        for name, (x, y) in PLACES.items():
+            axis.text(
+                x / CELL_SIZE - low[0] - 0.5,
+                y / CELL_SIZE - low[1] - 0.5,
+                name,
+                color="white",
+                ha="center",
+                va="center",
+            )
         axis.set_title(title, fontsize=10)
+        return axis.imshow(image.T, origin="lower", vmin=0, vmax=1, cmap="viridis")
+
+    for axis in axes.flat:
+        axis.axis("off")
+    shown = show(axes[0, 0], "1 / sqrt(true visits)", ideal)
+    for row, (name, draws) in zip(axes, maps.items()):
+        for draw, values in enumerate(draws):
+            show(row[1 + draw], f"{name}, draw {draw + 1}", values)
     figure.colorbar(shown, ax=axes, label="bonus of a first visit", shrink=0.7)
     figure.savefig(path, dpi=100)
 
