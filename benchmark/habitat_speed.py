@@ -59,7 +59,8 @@ def main():
 
     common.habitat.Habitat, common.run_folder.RunFolder = RecordedHabitat, TimedRunFolder
     sys.argv = [str(ROOT / "ppo_lstm_jci.py"), "--env", "habitat", "--scene", args.scene, "--seed", str(args.seed)]
-    sys.argv += ["--num-steps", str(NUM_STEPS), "--total-timesteps", str(NUM_STEPS * (args.iterations + 1))]
+    sys.argv += ["--encoder", "random", "--num-steps", str(NUM_STEPS)]
+    sys.argv += ["--total-timesteps", str(NUM_STEPS * (args.iterations + 1))]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         runpy.run_path(sys.argv[0], run_name="__main__")
