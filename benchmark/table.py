@@ -38,6 +38,8 @@ def main():
     parser.add_argument("--target", type=float, default=0.9, help="a run that returns more than this is solved")
     args = parser.parse_args()
     groups = {}
+    if len({file.name for file in args.files}) < len(args.files):
+        parser.error("the same seed of the same run is named twice")
     for file in args.files:
         groups.setdefault(tuple(file.stem.split("__")[:2]), []).append(read(file))
     print("| task | run | solved / seeds | thousand steps | minutes | steps/s | goals / episodes | coverage |")
