@@ -111,7 +111,7 @@ class Args:
     update_epochs: int = 4
     """passes over each rollout"""
     norm_adv: bool = False
-    """scale the advantages of a rollout to mean 0 and deviation 1: a rare success then weighs like a dull rollout"""
+    """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
     clip_coef: float = 0.2
     """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
