@@ -112,8 +112,8 @@ class Args:
     """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
     """clip the value's change by clip-coef as well (in the paper)"""
-    ent_coef: float = 0.003
-    """weight of the entropy (0.005 in the paper)"""
+    ent_coef: float = 0.005
+    """weight of the entropy"""
     vf_coef: float = 0.5
     """weight of the value loss"""
     max_grad_norm: float = 0.5
