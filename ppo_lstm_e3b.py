@@ -16,7 +16,6 @@ import math
 import os
 import random
 import sys
-import time
 from dataclasses import dataclass
 from typing import Literal, Optional
 
@@ -68,6 +67,8 @@ class Args:
     """iterations between two checkpoints"""
     resume: Optional[str] = None
     """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
+    run_dir: Optional[str] = None
+    """the run's folder, instead of a new one in runs; if a run has begun there it goes on, as with --resume"""
 
     env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
     """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
@@ -294,9 +295,8 @@ if __name__ == "__main__":
     saved |= {"dynamics": dynamics, "dynamics_optimizer": dynamics_optimizer}
     # ---- end method ----
 
-    place = {"vizdoom": f"vizdoom-{args.task}", "habitat": "habitat", "memory": "memory"}[args.env]
-    run = RunFolder(args, f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}", saved)
-    global_step = run.load(device) if args.resume else 0
+    run = RunFolder(args, saved)
+    global_step = run.load(device)
     stop = StopOnSignal()
     # a resumed run starts fresh episodes, not the first ones again
     next_frames, infos = envs.reset(seed=args.seed + global_step, options={"stagger": args.stagger_episodes})
@@ -318,12 +318,11 @@ if __name__ == "__main__":
     next_done = torch.ones(args.num_envs, device=device)
     next_lstm_state = agent.initial_state(args.num_envs, device)
     progress = tqdm(total=args.total_timesteps, initial=global_step, unit=" steps", mininterval=1)
-    iteration = 0
 
     while True:
         is_solved = args.target_return is not None and episode_log.has_reached(args.target_return)
         is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
-        if is_last or iteration % args.checkpoint_every == 0:
+        if is_last or global_step // batch_size % args.checkpoint_every == 0:
             run.save(global_step)
             run.log_image("exploration/visits", visits.heat_map(), global_step)
         if is_last:
@@ -373,7 +372,7 @@ if __name__ == "__main__":
             progress.update(args.num_envs)
         if stop.requested:
             continue  # to the checkpoint; the unfinished rollout is dropped
-        iteration, global_step = iteration + 1, global_step + batch_size
+        global_step += batch_size
         visits.add(next_positions.flatten(0, 1).numpy())
 
         # ALGO LOGIC: rewards; ends[t]: step t was the last of its episode
@@ -497,9 +496,10 @@ if __name__ == "__main__":
 
     progress.close()
     envs.close()
-    run.close()
+    run.close(finished=not stop.requested)
     if args.save_model:
         torch.save(agent.state_dict(), run.path / "agent.pt")
     if is_solved:
         print(f"After {global_step:,} steps the last 100 episodes return more than {args.target_return} on average.")
     print(f"The run is in {run.path}; --resume {run.path} goes on with it.")
+    stop.exit_if_requested()

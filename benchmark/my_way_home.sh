@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
-# Who finds the way home: every run of docs/jci.md#results. DRY=1 only prints the commands; JOBS=2 runs two side by side.
+# Who finds the way home: every method on MyWayHome-Sparse, three seeds, and on VerySparse, one. Settings: launch.sh.
 #
 #   benchmark/my_way_home.sh
-#   python benchmark/collect.py runs/* --out benchmark/results
-#   python benchmark/table.py benchmark/results/vizdoom-*.csv
+#   python benchmark/table.py runs/my_way_home/*
+#   python benchmark/plot.py runs/my_way_home/vizdoom-sparse__* --out curves.png
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
-commands() {
-  for seed in 1 2 3 4 5; do
-    for task in sparse very-sparse; do
-      echo "ppo_lstm_jci.py --exp-name jci --task $task --seed $seed --total-timesteps 1000000"
-    done
-    echo "ppo_lstm_jci.py --exp-name jci_random --encoder random --seed $seed"
+runs() { # task, seed
+  local place=vizdoom-$1 flags="--task $1 --seed $2 --target-return 0.9 --total-timesteps 500000"
+  echo "${place}__jci__$2 ppo_lstm_jci.py $flags"
+  echo "${place}__jci_count_steps__$2 ppo_lstm_jci.py --count steps $flags"
+  for method in rnd recode e3b icm ride cells; do
+    echo "${place}__${method}__$2 ppo_lstm_$method.py $flags"
   done
-  for seed in 1 2 3; do
-    echo "ppo_lstm_cells.py --exp-name cells --seed $seed"
-    echo "ppo_lstm.py --exp-name bare --seed $seed"
-    echo "ppo_lstm_jci.py --exp-name jci_count_steps --count steps --seed $seed"
-  done
+  echo "${place}__bare__$2 ppo_lstm.py $flags"
 }
 
-commands | sed "s/^/${PYTHON:-python} /; s/\$/ --target-return 0.9/" |
-  if [ "${DRY:-0}" = 1 ]; then cat; else OMP_NUM_THREADS=1 xargs -P "${JOBS:-1}" -I{} sh -c 'echo "{}"; {}'; fi
+suite() {
+  for seed in ${SEEDS:-1 2 3}; do runs sparse "$seed"; done
+  for seed in ${VERY_SPARSE_SEEDS:-1}; do runs very-sparse "$seed"; done
+}
+
+exec "$(dirname "$0")/launch.sh" my_way_home "$@" < <(suite)

@@ -1,9 +1,18 @@
 #!/usr/bin/env bash
-# Just Cluster It with the values of the paper's tables and the authors' code; further flags are passed on.
+# Just Cluster It with the values of the paper's tables and the authors' code, three seeds. Settings: launch.sh.
 #
-#   benchmark/paper.sh --task very-sparse --seed 2
+#   ONLY=very-sparse__jci_paper__2 benchmark/paper.sh
 set -euo pipefail
-cd "$(dirname "$0")/.."
-"${PYTHON:-python}" ppo_lstm_jci.py --exp-name jci_paper --count steps --encoder random --num-steps 256 --num-clusters 250 \
-  --total-timesteps 2000000 --learning-rate 1e-4 --minibatch-size 256 --clip-coef 0.1 --clip-vloss \
-  --ext-coef 1 --int-coef 0.1 --no-norm-bonus --no-bootstrap-timeouts --no-stagger-episodes "$@"
+
+suite() {
+  for seed in ${SEEDS:-1 2 3}; do
+    for task in sparse very-sparse; do
+      echo "vizdoom-${task}__jci_paper__$seed ppo_lstm_jci.py --task $task --seed $seed --count steps --encoder random" \
+        "--num-steps 256 --num-clusters 250 --total-timesteps 2000000 --learning-rate 1e-4 --minibatch-size 256" \
+        "--clip-coef 0.1 --clip-vloss --ent-coef 0.005 --ext-coef 1 --int-coef 0.1 --no-norm-bonus" \
+        "--no-bootstrap-timeouts --no-stagger-episodes"
+    done
+  done
+}
+
+exec "$(dirname "$0")/launch.sh" paper "$@" < <(suite)

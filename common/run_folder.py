@@ -23,27 +23,31 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
-FIXED_FLAGS = ("env", "task", "scene", "encoder", "hash_bits")  # a run means nothing under another value of these
+FIXED_FLAGS = ("env", "task", "scene", "seed", "encoder", "hash_bits")  # of a run, for good
 
 
 def parse_args(args_class, description):
-    """Flags from the command line; with `--resume FOLDER` the run's own args.json gives the defaults."""
-    resume_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    resume_parser.add_argument("--resume")
-    resume = resume_parser.parse_known_args()[0].resume
-    if resume is None:
+    """Flags from the command line; when a run goes on (--resume, --run-dir) its own args.json gives the defaults."""
+    folder_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    folder_parser.add_argument("--resume")
+    folder_parser.add_argument("--run-dir", "--run_dir")
+    folders = folder_parser.parse_known_args()[0]
+    if folders.resume and folders.run_dir:
+        raise SystemExit("--resume and --run-dir both name the run's folder: give one of them.")
+    folder = folders.resume or folders.run_dir
+    args_file = Path(folder or "") / "args.json"
+    if folders.resume and not args_file.is_file():
+        raise SystemExit(f"--resume {folder}: no args.json in it; give the folder of a run, such as runs/NAME.")
+    if not folder or not args_file.is_file():
         return tyro.cli(args_class, description=description)
-    args_file = Path(resume) / "args.json"
-    if not args_file.is_file():
-        raise SystemExit(f"--resume {resume}: no args.json in it; give the folder of a run, such as runs/NAME.")
     saved = json.loads(args_file.read_text())["args"]
-    known = {field.name for field in dataclasses.fields(args_class) if field.init}
+    known = {field.name for field in dataclasses.fields(args_class) if field.init} - {"resume", "run_dir"}
     defaults = args_class(**{name: value for name, value in saved.items() if name in known})
     args = tyro.cli(args_class, default=defaults, description=description)
     for name in FIXED_FLAGS:
         if getattr(args, name, None) != getattr(defaults, name, None):
             flag, value = f"--{name.replace('_', '-')}", getattr(defaults, name)
-            raise SystemExit(f"{flag} cannot change when a run goes on: leave it out ({value} in {resume}).")
+            raise SystemExit(f"{flag} cannot change when a run goes on: leave it out ({value} in {folder}).")
     return args
 
 
@@ -53,16 +57,20 @@ class RunFolder:
     A checkpoint holds the state_dict() of every part of `saved`, a dictionary.
     """
 
-    def __init__(self, args, run_name, saved):
+    def __init__(self, args, saved):
         if args.track and importlib.util.find_spec("wandb") is None:
             raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
-        self.path = Path(args.resume) if args.resume else Path("runs") / run_name
+        place = f"vizdoom-{args.task}" if args.env == "vizdoom" else args.env
+        new_name = f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}"
+        self.path = Path(args.resume or args.run_dir or f"runs/{new_name}")
         self.args, self.saved = args, saved
         self.tracker = None
 
     def start_logging(self, global_step, device):
         """Makes the folder and opens the logs at `global_step`, without what a killed run wrote after its last save."""
-        if not self.args.resume:
+        if self.args.run_dir:
+            self.path.mkdir(parents=True, exist_ok=True)
+        elif not self.args.resume:
             name = self.path.name
             for number in itertools.count(2):
                 try:
@@ -80,8 +88,8 @@ class RunFolder:
                 dir=str(self.path),
                 config=vars(self.args),
                 sync_tensorboard=True,
-                resume="allow" if self.args.resume else None,
-                id=self.path.name,
+                resume="allow" if global_step else None,
+                id="-".join(self.path.parts[-2:]),
             )
         this_start = {
             "command": " ".join(sys.argv),
@@ -94,8 +102,7 @@ class RunFolder:
         }
         args_file = self.path / "args.json"
         starts = json.loads(args_file.read_text())["starts"] if args_file.exists() else []
-        about = {"args": vars(self.args), "starts": [*starts, this_start]}
-        _write_atomically(args_file, lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
+        self._write_about({"args": vars(self.args), "starts": [*starts, this_start], "finished": False})
         for file in (self.path / "progress.csv", self.path / "timings.csv"):
             if file.exists():
                 with file.open(newline="") as lines:
@@ -139,11 +146,12 @@ class RunFolder:
         os.replace(new, current)
 
     def load(self, device):
-        """Brings every part back from the newest checkpoint that can be read; returns its global step."""
-        for name in ("checkpoint.pt", "checkpoint.previous.pt"):
-            file = self.path / name
-            if not file.exists():
-                continue
+        """Brings every part back from the newest checkpoint that can be read; returns its global step, 0 if new."""
+        files = [self.path / name for name in ("checkpoint.pt", "checkpoint.previous.pt")]
+        files = [file for file in files if file.exists()]
+        if not files and not self.args.resume:
+            return 0
+        for file in files:
             try:
                 state = torch.load(file, map_location=device, weights_only=True)
             except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
@@ -152,6 +160,9 @@ class RunFolder:
             global_step = state.pop("global_step")
             if state.keys() != self.saved.keys():
                 raise SystemExit(f"--resume {self.path}: another script began this run; go on with that one.")
+            if self.args.run_dir and self._is_finished():
+                print(f"{self.path} is finished, after {global_step:,} steps; a larger --total-timesteps goes on.")
+                raise SystemExit(0)
             for name, part in self.saved.items():
                 rates = [group["lr"] for group in getattr(part, "param_groups", [])]
                 part.load_state_dict(state[name])
@@ -160,7 +171,18 @@ class RunFolder:
             return global_step
         raise SystemExit(f"--resume {self.path}: no readable checkpoint in it; start again without --resume.")
 
-    def close(self):
+    def _is_finished(self):
+        """Under the same flags: with more steps, for example, it can go on."""
+        about = json.loads((self.path / "args.json").read_text())
+        folder = {"resume": None, "run_dir": None}
+        return about.get("finished") and {**about["args"], **folder} == {**vars(self.args), **folder}
+
+    def _write_about(self, about):
+        self.about = about
+        _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
+
+    def close(self, finished):
+        self._write_about({**self.about, "finished": finished})
         self.writer.close()
         if self.tracker is not None:
             self.tracker.finish()
@@ -173,14 +195,19 @@ class StopOnSignal:
     """
 
     def __init__(self):
-        self.requested = False
+        self.requested, self.exit_code = False, 0
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, signum, frame):
-        self.requested = True
+        self.requested, self.exit_code = True, 128 + signum
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print("\nStopping: saving a checkpoint first (Ctrl-C again to leave at once).", file=sys.stderr)
+
+    def exit_if_requested(self):
+        """With 130 after Ctrl-C, 143 after SIGTERM, as in shells: a scheduler sees that the run is not finished."""
+        if self.requested:
+            raise SystemExit(self.exit_code)
 
 
 class Stopwatch:

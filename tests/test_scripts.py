@@ -188,7 +188,7 @@ def test_interrupted_vizdoom_run_saves_and_leaves_nothing_behind(signal_number, 
     wait_for(lambda: len(list(tmp_path.glob("runs/*/progress.csv"))) == 1 and count_rows(tmp_path) >= 2, process)
     os.killpg(process.pid, signal_number)  # a terminal sends Ctrl-C to the engines as well
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    assert process.returncode == 128 + signal_number, errors
     assert "Traceback" not in errors
     (run,) = (tmp_path / "runs").iterdir()
     saved = torch.load(run / "checkpoint.pt", weights_only=True)
@@ -275,12 +275,62 @@ def test_run_folder_says_what_was_run(train):
 
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(track=False, resume=None)
-    runs = [RunFolder(args, "same", {}) for _ in range(3)]
+    monkeypatch.setattr(time, "time", lambda: 1700000000)
+    args = argparse.Namespace(track=False, resume=None, run_dir=None, env="memory", exp_name="same", seed=1)
+    runs = [RunFolder(args, {}) for _ in range(3)]
     for run in runs:
         run.start_logging(0, "cpu")
-        run.close()
-    assert [run.path.name for run in runs] == ["same", "same_2", "same_3"]
+        run.close(finished=True)
+    name = "memory__same__1__1700000000"
+    assert [run.path.name for run in runs] == [name, f"{name}_2", f"{name}_3"]
+
+
+def test_a_run_in_a_folder_of_ones_choice_goes_on_until_it_is_finished(train, tmp_path):
+    folder = tmp_path / "runs" / "some" / "place"
+    flags = [*SMALL, "--run-dir", folder, "--total-timesteps"]
+    command = [sys.executable, str(ROOT / "ppo_lstm_jci.py"), *map(str, flags), str(10**7), "--checkpoint-every", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: (folder / "progress.csv").exists() and len(read_progress(folder)) >= 5, process)
+    process.kill()
+    process.wait()
+    saved_step = torch.load(folder / "checkpoint.pt", weights_only=True)["global_step"]
+    end = int(saved_step) + 320
+    train("ppo_lstm_jci.py", *flags, end)
+    assert [row["global_step"] for row in read_progress(folder)] == [160 * i for i in range(1, end // 160 + 1)]
+    assert json.loads((folder / "args.json").read_text())["starts"][1]["global_step"] == saved_step
+
+    before = (folder / "checkpoint.pt").stat().st_mtime_ns
+    again = train("ppo_lstm_jci.py", *flags, end, check=False)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == f"{folder} is finished, after {end:,} steps; a larger --total-timesteps goes on.\n"
+    assert (folder / "checkpoint.pt").stat().st_mtime_ns == before
+    refusals = {
+        ("ppo_lstm_rnd.py", *flags, end): "another script began this run",
+        ("ppo_lstm_jci.py", *flags, end, "--seed", 2): "--seed cannot change when a run goes on",
+        ("ppo_lstm_jci.py", *flags, end, "--resume", folder): "both name the run's folder",
+    }
+    for (script, *flags_of_another), sentence in refusals.items():
+        refused = train(script, *flags_of_another, check=False)
+        assert refused.returncode == 1
+        assert sentence in refused.stderr
+    train("ppo_lstm_jci.py", *flags, end + 160)
+    assert len(read_progress(folder)) == end // 160 + 1
+    assert os.listdir(tmp_path / "runs") == ["some"]
+
+
+def test_a_run_in_a_folder_of_ones_choice_that_never_saved_starts_again_with_its_flags(train, tmp_path):
+    folder = tmp_path / "runs" / "place"
+    train("ppo_lstm.py", *SMALL, "--total-timesteps", 160, "--run-dir", folder)
+    expected = (folder / "progress.csv").read_bytes()
+    for checkpoint in folder.glob("*.pt"):
+        checkpoint.unlink()
+    train("ppo_lstm.py", "--run-dir", folder)
+    assert (folder / "progress.csv").read_bytes() == expected
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (folder / name).write_bytes(b"not a checkpoint")
+    process = train("ppo_lstm.py", "--run-dir", folder, check=False)
+    assert process.returncode == 1
+    assert "no readable checkpoint in it" in process.stderr
 
 
 def test_a_learning_rate_typed_again_is_used(train):
