@@ -92,8 +92,8 @@ class Args:
     """let the learning rate fall linearly to zero"""
     num_steps: Optional[int] = None
     """steps per environment in each rollout (256 in the authors' code) [default: 64, in Habitat 256]"""
-    gamma: float = 0.99
-    """discount"""
+    gamma: float = 0.995
+    """discount (0.99 in the paper)"""
     gae_lambda: float = 0.95
     """lambda of generalised advantage estimation"""
     bootstrap_timeouts: bool = True

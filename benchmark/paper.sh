@@ -9,7 +9,7 @@ suite() {
     for task in sparse very-sparse; do
       echo "vizdoom-${task}__jci_paper__$seed ppo_lstm_jci.py --task $task --seed $seed --count steps --encoder random" \
         "--num-steps 256 --num-clusters 250 --total-timesteps 2000000 --learning-rate 1e-4 --minibatch-size 256" \
-        "--clip-coef 0.1 --clip-vloss --ent-coef 0.005 --ext-coef 1 --int-coef 0.1 --no-norm-bonus" \
+        "--clip-coef 0.1 --clip-vloss --ent-coef 0.005 --gamma 0.99 --ext-coef 1 --int-coef 0.1 --no-norm-bonus" \
         "--no-bootstrap-timeouts --no-stagger-episodes"
     done
   done
