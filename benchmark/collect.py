@@ -1,31 +1,17 @@
-"""Keeps what tables and figures need of finished runs: a small CSV for each.
+"""Keeps what tables and figures need of finished runs: a small CSV for each, at most 1000 rows.
 
-    python benchmark/collect.py runs/* --out benchmark/results
+    python benchmark/collect.py runs/my_way_home/* --out benchmark/results
 
-runs/ENV__NAME__SEED__TIME becomes ENV__NAME__SEED.csv; two runs of the same seed are refused.
+The folder PLACE__NAME__SEED, or PLACE__NAME__SEED__TIME, becomes PLACE__NAME__SEED.csv; two runs of the same seed are
+refused.
 """
 
 import argparse
 import csv
-from itertools import accumulate
+import math
 from pathlib import Path
 
-COLUMNS = {
-    "return": "charts/episodic_return",
-    "success": "charts/success",
-    "goals": "charts/goals",
-    "episodes": "charts/episodes",
-    "coverage": "exploration/coverage",
-    "policy_entropy": "losses/entropy",
-    "explained_variance": "losses/explained_variance",
-    "bonus": "intrinsic/reward_mean",
-    "rows": "intrinsic/num_clusters",
-}
-
-
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+from run_data import read_runs
 
 
 def main():
@@ -33,20 +19,23 @@ def main():
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
     parser.add_argument("--out", required=True, type=Path, help="the folder to write to")
     args = parser.parse_args()
-    written = {}
-    for run in args.runs:
-        name = run.name.rsplit("__", 1)[0]
-        if name in written:
-            parser.error(f"{run} and {written[name]} are the same seed of the same experiment: name only one of them")
-        written[name] = run
-        progress, timings = read(run / "progress.csv"), read(run / "timings.csv")
-        minutes = accumulate(float(row["time/iteration"]) / 60 for row in timings)
-        columns = {short: tag for short, tag in COLUMNS.items() if tag in progress[0]}
+    runs = {}
+    for run in read_runs(args.runs):
+        name = "__".join(run.path.name.split("__")[:3])
+        if name.count("__") != 2:
+            parser.error(f"{run.path}: its name should begin with PLACE__NAME__SEED")
+        if name in runs:
+            parser.error(f"{run.path} and {runs[name].path} are the same seed of the same experiment: name one of them")
+        runs[name] = run
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, run in runs.items():
+        every = math.ceil(len(run.columns["global_step"]) / 1000)
+        rows = list(zip(*run.columns.values()))[::-1][::every][::-1]  # from the end: the last row stays
         with (args.out / f"{name}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["global_step", "minutes", *columns])
-            for row, minute in zip(progress, minutes):
-                rows.writerow([row["global_step"], f"{minute:.3f}", *(row[tag] for tag in columns.values())])
+            writer = csv.writer(file)
+            writer.writerow(run.columns)
+            for step, minutes, *values in rows:
+                writer.writerow([int(step), f"{minutes:.3f}", *(f"{value:.6g}" for value in values)])
 
 
 if __name__ == "__main__":
