@@ -25,14 +25,15 @@ from torch.distributions.categorical import Categorical
 from tqdm import tqdm
 
 from common.chained_lstm import chained_lstm
+from common.checkpoints import Checkpoints, require_finite
 from common.episode_log import EpisodeLog
 from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
-from common.random_states import RandomStates
-from common.run_folder import RunFolder, StopOnSignal, Stopwatch, parse_args
+from common.run_folder import RunFolder, Stopwatch, parse_args
 from common.running_stats import MovingMean
+from common.stop_signal import StopOnSignal
 from common.video import EpisodeVideos
 from common.visitation import VisitCounts
 
@@ -223,20 +224,20 @@ if __name__ == "__main__":
     agent = Agent(envs.single_action_space.n).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-8, fused=True)
     visits, episode_log, bonus_mean = VisitCounts(envs), EpisodeLog(args.num_envs), MovingMean(momentum=0.8)
-    # what a checkpoint holds: anything with state_dict() and load_state_dict()
-    saved = {"agent": agent, "optimizer": optimizer, "visits": visits, "episode_log": episode_log}
-    saved |= {"bonus_mean": bonus_mean, "random_states": RandomStates()}
+    # what a checkpoint holds besides the random states: anything with state_dict() and load_state_dict()
+    saved = dict(agent=agent, optimizer=optimizer, visits=visits, episode_log=episode_log, bonus_mean=bonus_mean)
 
     # ---- method: init ----
     # ---- end method ----
 
-    run = RunFolder(args, saved)
-    global_step = run.load(device)
     stop = StopOnSignal()
+    run = RunFolder(args)
+    checkpoints = Checkpoints(run.path, saved)
+    global_step = checkpoints.load(device, is_expected=args.resume is not None)
+    run.start_logging(global_step, device)
     # a resumed run starts fresh episodes, not the first ones again
     next_frames, infos = envs.reset(seed=args.seed + global_step, options={"stagger": args.stagger_episodes})
     videos = EpisodeVideos(run.path / "videos", next_frames[0]) if args.capture_video else None
-    run.start_logging(global_step, device)
 
     # ALGO LOGIC: storage
     obs = torch.zeros((args.num_steps, args.num_envs, 3, 42, 42), dtype=torch.uint8, device=device)
@@ -257,8 +258,8 @@ if __name__ == "__main__":
     while True:
         is_solved = args.target_return is not None and episode_log.has_reached(args.target_return)
         is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
-        if is_last or global_step // batch_size % args.checkpoint_every == 0:
-            run.save(global_step)
+        if (is_last or global_step // batch_size % args.checkpoint_every == 0) and global_step != checkpoints.last_step:
+            checkpoints.save(global_step, is_last)
             run.log_image("exploration/visits", visits.heat_map(), global_step)
         if is_last:
             break
@@ -389,6 +390,7 @@ if __name__ == "__main__":
 
         # TRY NOT TO MODIFY: record what happened; losses are means over all minibatches
         loss_names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+        require_finite(reward=rewards, bonus=intrinsic_rewards, **dict(zip(loss_names, torch.stack(losses).T)))
         metrics = {
             **episode_log.metrics(),
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
@@ -415,8 +417,7 @@ if __name__ == "__main__":
     envs.close()
     run.close(finished=not stop.requested)
     if args.save_model:
-        torch.save(agent.state_dict(), run.path / "agent.pt")
+        checkpoints.save_model(agent)
     if is_solved:
         print(f"After {global_step:,} steps the last 100 episodes return more than {args.target_return} on average.")
-    print(f"The run is in {run.path}; --resume {run.path} goes on with it.")
     stop.exit_if_requested()

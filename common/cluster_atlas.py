@@ -22,17 +22,23 @@ class ClusterAtlas:
         matched_rows = rows[first_steps]  # of each cluster
         self.births = F.pad(self.births, (0, num_new), value=global_step)
         self.appearances = F.pad(self.appearances, (0, num_new)) + matched_rows.bincount(minlength=num_rows)
-        new_steps = rows.bincount(minlength=num_rows)
-        self.steps = F.pad(self.steps, (0, num_new)) + new_steps
-        weights = 1 / self.steps  # of a new step in the means
+        self.positions = F.pad(self.positions, (0, 0, 0, num_new))
+        if num_new:
+            self.images = torch.cat([self.images, torch.zeros(num_new, 3, 42, 42)])
+        # only the rows that were seen: all images together are large
+        seen, rows = rows.unique(return_inverse=True)
+        new_steps = rows.bincount()
+        self.steps = F.pad(self.steps, (0, num_new))
+        self.steps[seen] += new_steps
+        weights = 1 / self.steps[seen]  # of a new step in the means
         kept = 1 - new_steps * weights  # share of the earlier steps in the means
-        sums = torch.zeros(num_rows, 3, 42, 42)
+        sums = torch.zeros(len(seen), 3, 42, 42)
         for some_rows, some_images in zip(rows.split(128), images.split(128)):  # few enough to stay in the cache
             sums.index_add_(0, some_rows, some_images.float())
-        self.images = F.pad(self.images, (0, 0, 0, 0, 0, 0, 0, num_new)) * kept[:, None, None, None]
-        self.images += sums * weights[:, None, None, None]
-        sums = torch.zeros(num_rows, 2).index_add_(0, rows, positions)
-        self.positions = F.pad(self.positions, (0, 0, 0, num_new)) * kept[:, None] + sums * weights[:, None]
+        by_row = (slice(None), None, None, None)
+        self.images[seen] = self.images[seen] * kept[by_row] + sums * weights[by_row]
+        sums = torch.zeros(len(seen), 2).index_add_(0, rows, positions)
+        self.positions[seen] = self.positions[seen] * kept[:, None] + sums * weights[:, None]
 
     def state_dict(self):
         return dict(vars(self))

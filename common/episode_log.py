@@ -46,5 +46,5 @@ class EpisodeLog:
         return {"recent": list(self.recent), "num_episodes": self.num_episodes, "num_goals": self.num_goals}
 
     def load_state_dict(self, state):
-        self.recent.extend(state["recent"])
+        self.recent = deque(state["recent"], maxlen=100)
         self.num_episodes, self.num_goals = state["num_episodes"], state["num_goals"]

@@ -1,20 +1,20 @@
-"""The folder a run leaves behind: args.json, CSV files, TensorBoard events and checkpoints that survive a crash."""
+"""The folder a run leaves behind: args.json, CSV files and TensorBoard events; one process at a time writes to it."""
 
 import argparse
-import csv
-import dataclasses
+import atexit
+import errno
+import fcntl
 import importlib.util
 import itertools
 import json
 import math
 import os
-import pickle
 import platform
-import signal
 import subprocess
 import sys
+import threading
 import time
-import zipfile
+import typing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,9 +40,7 @@ def parse_args(args_class, description):
         raise SystemExit(f"--resume {folder}: no args.json in it; give the folder of a run, such as runs/NAME.")
     if not folder or not args_file.is_file():
         return tyro.cli(args_class, description=description)
-    saved = json.loads(args_file.read_text())["args"]
-    known = {field.name for field in dataclasses.fields(args_class) if field.init} - {"resume", "run_dir"}
-    defaults = args_class(**{name: value for name, value in saved.items() if name in known})
+    defaults = _read_args(args_class, args_file)
     args = tyro.cli(args_class, default=defaults, description=description)
     for name in FIXED_FLAGS:
         if getattr(args, name, None) != getattr(defaults, name, None):
@@ -51,33 +49,54 @@ def parse_args(args_class, description):
     return args
 
 
-class RunFolder:
-    """`log` writes progress.csv, timings.csv and TensorBoard's events, `save` and `load` keep checkpoints.
+def _read_args(args_class, file):
+    hints = typing.get_type_hints(args_class)
+    try:
+        saved = json.loads(file.read_text())["args"]
+        saved = {name: saved[name] for name in hints.keys() & saved.keys() - {"resume", "run_dir"}}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise SystemExit(f"{file} is damaged or another program's.") from error
+    for name, value in saved.items():
+        if not _is_a(value, hints[name]):
+            raise SystemExit(f"{file} is damaged or another program's: {name} cannot be {value!r}.")
+    return args_class(**saved)
 
-    A checkpoint holds the state_dict() of every part of `saved`, a dictionary.
+
+def _is_a(value, hint):
+    """Does a value of a JSON file fit the type of a flag?"""
+    if typing.get_origin(hint) is typing.Literal:
+        return value in typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Union:
+        return any(_is_a(value, choice) for choice in typing.get_args(hint))
+    return type(value) in ((int, float) if hint is float else (hint,))
+
+
+class RunFolder:
+    """Makes the run's folder and keeps other processes out of it; `log` writes the CSV files and TensorBoard's events.
+
+    Where writing fails while the run is under way, training goes on and it is tried again.
     """
 
-    def __init__(self, args, saved):
+    def __init__(self, args):
         if args.track and importlib.util.find_spec("wandb") is None:
             raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
-        place = f"vizdoom-{args.task}" if args.env == "vizdoom" else args.env
-        new_name = f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}"
-        self.path = Path(args.resume or args.run_dir or f"runs/{new_name}")
-        self.args, self.saved = args, saved
-        self.tracker = None
+        self.args = args
+        try:
+            self.path = Path(args.resume or args.run_dir or _make_folder(args))
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = _lock(self.path)
+        except OSError as error:
+            raise SystemExit(f"The run's folder cannot be made or written ({error}).") from error
+        self.waiting = {"progress.csv": [], "timings.csv": []}  # rows that could not be written yet
+        self.tracker = self.writer = self.problem = None
+        threading.excepthook = _ignore_disk_errors
 
     def start_logging(self, global_step, device):
-        """Makes the folder and opens the logs at `global_step`, without what a killed run wrote after its last save."""
-        if self.args.run_dir:
-            self.path.mkdir(parents=True, exist_ok=True)
-        elif not self.args.resume:
-            name = self.path.name
-            for number in itertools.count(2):
-                try:
-                    self.path.mkdir(parents=True)
-                    break
-                except FileExistsError:  # another run started in the same second
-                    self.path = self.path.with_name(f"{name}_{number}")
+        """Opens the logs at `global_step`, without what a killed run wrote after its last save."""
+        before = self._read_about()
+        if self.args.run_dir and before.get("finished") and _flags(before["args"]) == _flags(vars(self.args)):
+            print(f"{self.path} is finished, after {global_step:,} steps; a larger --total-timesteps goes on.")
+            raise SystemExit(0)
         if self.args.track:
             import wandb
 
@@ -100,114 +119,113 @@ class RunFolder:
             "torch": torch.__version__,  # unlike the package's version, it names the build: 2.13.0+cu130
             "versions": {name: version(name) for name in ("numpy", "scikit-learn", "gymnasium")},
         }
-        args_file = self.path / "args.json"
-        starts = json.loads(args_file.read_text())["starts"] if args_file.exists() else []
-        self._write_about({"args": vars(self.args), "starts": [*starts, this_start], "finished": False})
-        for file in (self.path / "progress.csv", self.path / "timings.csv"):
-            if file.exists():
-                with file.open(newline="") as lines:
-                    rows = list(csv.reader(lines))
-                kept = rows[:1] + [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[0]) <= global_step]
-                _write_atomically(file, lambda path, kept=kept: _write_rows(path, kept))
-        self.writer = SummaryWriter(str(self.path), purge_step=global_step + 1 if global_step else None)
+        starts = before.get("starts", [])
+        try:
+            for name in self.waiting:
+                self._cut(name, global_step)
+            self._write_about({"args": vars(self.args), "starts": [*starts, this_start], "finished": False})
+            self._open_writer(global_step + 1 if starts else None)
+        except OSError as error:
+            raise SystemExit(f"{self.path} cannot be written ({error}).") from error
         flags = "\n".join(f"|{name}|{value}|" for name, value in vars(self.args).items())
-        self.writer.add_text("flags", f"|flag|value|\n|-|-|\n{flags}", global_step)
+        self.writer.add_text("flags", f"|flag|value|\n|-|-|\n{flags}", len(starts))  # one for each start
+        atexit.register(self.close)
         print(f"{self.path} on {device}", file=sys.stderr)
 
     def log(self, metrics, global_step, timings):
         """`metrics` depend on nothing but the seed: equal runs have equal progress.csv files. `timings` do not."""
-        for tag, value in {**metrics, **timings}.items():
-            if not math.isnan(value):  # nothing to draw before the first episode has ended
-                self.writer.add_scalar(tag, value, global_step)
         for name, columns in (("progress.csv", metrics), ("timings.csv", timings)):
-            is_new = not (self.path / name).exists()
-            with (self.path / name).open("a", newline="") as file:
-                rows = csv.writer(file)
-                if is_new:
-                    rows.writerow(["global_step", *columns])
-                rows.writerow([global_step, *(f"{value:.6g}" for value in columns.values())])
+            self.waiting[name].append([str(global_step), *(f"{value:.6g}" for value in columns.values())])
+            self._try(self._append_waiting, name, ["global_step", *columns])
+        # before the first episode has ended its numbers are nan: nothing to draw
+        numbers = {tag: value for tag, value in {**metrics, **timings}.items() if not math.isnan(value)}
+        self._try(self._add_events, lambda: [self.writer.add_scalar(tag, numbers[tag], global_step) for tag in numbers])
 
     def log_image(self, tag, image, global_step):
         """image: (H, W, 3) uint8; the newest one is in the folder as well, tag some/name as name.png."""
-        self.writer.add_image(tag, image, global_step, dataformats="HWC")
-        imageio.imwrite(self.path / f"{tag.split('/')[-1]}.png", image)
+        self._try(imageio.imwrite, self.path / f"{tag.split('/')[-1]}.png", image)
+        self._try(self._add_events, lambda: self.writer.add_image(tag, image, global_step, dataformats="HWC"))
 
-    def save(self, global_step):
-        """Replaces checkpoint.pt in one step and keeps the one before as checkpoint.previous.pt."""
-        current = self.path / "checkpoint.pt"
-        new = self.path / "checkpoint.new.pt"
-        state = {name: part.state_dict() for name, part in self.saved.items()}
-        with new.open("wb") as file:
-            torch.save({"global_step": global_step, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if current.exists():
-            os.replace(current, self.path / "checkpoint.previous.pt")
-        os.replace(new, current)
+    def close(self, finished=False):
+        self._try(self._write_about, {**self.about, "finished": finished})
+        if self.writer is not None:
+            self._try(self.writer.close)
+        if self.tracker is not None:
+            self.tracker.finish()
+        self.writer = self.tracker = None
+        self.lock.close()
+        atexit.unregister(self.close)
+        print(f"The run is in {self.path}; --resume {self.path} goes on with it.")
 
-    def load(self, device):
-        """Brings every part back from the newest checkpoint that can be read; returns its global step, 0 if new."""
-        files = [self.path / name for name in ("checkpoint.pt", "checkpoint.previous.pt")]
-        files = [file for file in files if file.exists()]
-        if not files and not self.args.resume:
-            return 0
-        for file in files:
-            try:
-                state = torch.load(file, map_location=device, weights_only=True)
-            except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-                print(f"{file} is damaged ({type(error).__name__}); trying the one before.", file=sys.stderr)
-                continue
-            global_step = state.pop("global_step")
-            if state.keys() != self.saved.keys():
-                raise SystemExit(f"--resume {self.path}: another script began this run; go on with that one.")
-            if self.args.run_dir and self._is_finished():
-                print(f"{self.path} is finished, after {global_step:,} steps; a larger --total-timesteps goes on.")
-                raise SystemExit(0)
-            for name, part in self.saved.items():
-                rates = [group["lr"] for group in getattr(part, "param_groups", [])]
-                part.load_state_dict(state[name])
-                for group, rate in zip(getattr(part, "param_groups", []), rates):
-                    group["lr"] = rate  # the flag's: it can be typed again
-            return global_step
-        raise SystemExit(f"--resume {self.path}: no readable checkpoint in it; start again without --resume.")
-
-    def _is_finished(self):
-        """Under the same flags: with more steps, for example, it can go on."""
-        about = json.loads((self.path / "args.json").read_text())
-        folder = {"resume": None, "run_dir": None}
-        return about.get("finished") and {**about["args"], **folder} == {**vars(self.args), **folder}
+    def _read_about(self):
+        """What args.json says of the starts so far; parse_args has found it in order."""
+        file = self.path / "args.json"
+        return json.loads(file.read_text()) if file.exists() else {}
 
     def _write_about(self, about):
         self.about = about
-        _write_atomically(self.path / "args.json", lambda path: path.write_text(json.dumps(about, indent=2) + "\n"))
+        _write_atomically(self.path / "args.json", json.dumps(about, indent=2) + "\n")
 
-    def close(self, finished):
-        self._write_about({**self.about, "finished": finished})
-        self.writer.close()
-        if self.tracker is not None:
-            self.tracker.finish()
+    def _try(self, write, *args):
+        """A full disk must not end a run of hours."""
+        try:
+            write(*args)
+        except OSError as error:
+            if str(error) != self.problem:  # else it has been said
+                print(
+                    f"\nThe logs cannot be written ({error}): training goes on, and it is tried again.", file=sys.stderr
+                )
+            self.problem = str(error)
 
+    def _append_waiting(self, name, columns):
+        """Appends all rows that wait, or none of them and no part of a row."""
+        header, rows = (_to_csv(lines).encode() for lines in ([columns], self.waiting[name]))
+        with (self.path / name).open("a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if size and file.read(len(header)) != header:
+                raise SystemExit(f"{file.name} has other columns than this run: move it away, then --resume again.")
+            rest = rows if size else header + rows
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(size)
+                raise
+        self.waiting[name].clear()
 
-class StopOnSignal:
-    """Ctrl-C and SIGTERM only set `requested`, so that the training loop stops at a safe place and saves.
+    def _add_events(self, add):
+        """Adds to TensorBoard's events; after a failure to a new file, as the old one may end in half an event."""
+        try:
+            if self.writer is None:
+                self._open_writer()
+            add()
+            self.writer.flush()
+        except OSError:
+            self.writer = None
+            raise
 
-    A second Ctrl-C ends the program at once.
-    """
+    def _open_writer(self, purge_step=None):
+        if not self.path.is_dir():  # it was deleted, and TensorBoard would make it again
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        try:
+            self.writer = SummaryWriter(str(self.path), purge_step=purge_step)
+        except OSError:
+            for file in self.path.glob("events.out.tfevents.*"):
+                if file.stat().st_size == 0:
+                    file.unlink()
+            raise
 
-    def __init__(self):
-        self.requested, self.exit_code = False, 0
-        signal.signal(signal.SIGINT, self._stop)
-        signal.signal(signal.SIGTERM, self._stop)
-
-    def _stop(self, signum, frame):
-        self.requested, self.exit_code = True, 128 + signum
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("\nStopping: saving a checkpoint first (Ctrl-C again to leave at once).", file=sys.stderr)
-
-    def exit_if_requested(self):
-        """With 130 after Ctrl-C, 143 after SIGTERM, as in shells: a scheduler sees that the run is not finished."""
-        if self.requested:
-            raise SystemExit(self.exit_code)
+    def _cut(self, name, global_step):
+        """Drops the rows after `global_step`, and what a crash has left of a row."""
+        file = self.path / name
+        if not file.exists():
+            return
+        rows = [line.split(",") for line in file.read_text(errors="replace").replace("\0", "").strip().splitlines()]
+        if rows and rows[0][0] != "global_step":
+            raise SystemExit(f"{file} is not the log of a run: move it away, then --resume again.")
+        whole = [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdecimal()]
+        _write_atomically(file, _to_csv(rows[:1] + [row for row in whole if int(row[0]) <= global_step]))
 
 
 class Stopwatch:
@@ -235,12 +253,49 @@ def _git_commit():
     return result.stdout.strip() or None
 
 
-def _write_rows(path, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+def _to_csv(rows):
+    return "".join(",".join(row) + "\r\n" for row in rows)
 
 
-def _write_atomically(path, write):
+def _write_atomically(path, text):
     temporary = path.with_name(path.name + ".new")
-    write(temporary)
+    with temporary.open("w", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def _flags(args):
+    """Those that say what is trained, not where."""
+    return {name: value for name, value in args.items() if name not in ("resume", "run_dir")}
+
+
+def _make_folder(args):
+    place = f"vizdoom-{args.task}" if args.env == "vizdoom" else args.env
+    name = f"{place}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    for number in itertools.count(2):
+        path = Path("runs") / name
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # another run started in the same second
+            name = f"{name.removesuffix(f'_{number - 1}')}_{number}"
+
+
+def _lock(path):
+    """An open file that keeps other processes out of the folder until this one ends, however it ends."""
+    file = (path / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise SystemExit(f"--resume {path}: this run is under way already; stop it first, or wait.") from error
+    except OSError:
+        pass  # a file system without locks
+    return file
+
+
+def _ignore_disk_errors(args):
+    """TensorBoard writes in a thread; what goes wrong there comes back at the next call."""
+    if not isinstance(args.exc_value, OSError):
+        threading.__excepthook__(args)

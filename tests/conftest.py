@@ -1,3 +1,4 @@
+import atexit
 import csv
 import os
 import runpy
@@ -40,9 +41,17 @@ def train_here(tmp_path, monkeypatch):
     def run(script, *flags):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for stream in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, stream, getattr(sys, stream))  # a run wraps them
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        at_exit = []
+        monkeypatch.setattr(atexit, "register", at_exit.append)
         try:
             return runpy.run_path(str(ROOT / script), run_name="__main__")
+        except BaseException:
+            for function in reversed(at_exit):
+                function()
+            raise
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

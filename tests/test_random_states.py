@@ -4,7 +4,7 @@ import random
 import numpy as np
 import torch
 
-from common.random_states import RandomStates
+from common.checkpoints import RandomStates
 
 
 def draw():
