@@ -21,7 +21,6 @@ import re
 import shlex
 import shutil
 import signal
-import tempfile
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -31,6 +30,8 @@ import vizdoom
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+
+from common.engine_folder import make_engine_folder
 
 PICK_ANY_SPOT = bytes.fromhex("1d021d021d030ea7010f391900")  # spot = random(first, first + count - 1)
 GO_TO_SPOT = bytes.fromhex("a7001c00c41c00c5b00000f02b36")  # SetActorPosition(0, GetActorX(spot), GetActorY(spot), 0)
@@ -102,7 +103,7 @@ class MyWayHome(VectorEnv):
 
     def _start_games(self):
         atexit.register(self.close)
-        self.directory = tempfile.mkdtemp(prefix="my-way-home-")
+        self.directory, self.owner = make_engine_folder()
         with open(os.path.join(self.directory, "start.wad"), "wb") as file:
             file.write(self.wad)
         for i in range(self.num_envs):
