@@ -1,8 +1,9 @@
 # Both targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 ARGS ?=
+PARTS ?=
 
-.PHONY: train test format
+.PHONY: train test faults format
 
 # Just Cluster It on MyWayHome-Sparse until it is solved; flags go into ARGS, as in make train ARGS="--seed 2"
 train: .venv/train
@@ -12,6 +13,10 @@ test: .venv/test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/python -m pytest -q
+
+# kills, damage, load and length: hours; PARTS="kills damage" runs only these
+faults: .venv/train
+	.venv/bin/python tools/faults.py $(PARTS)
 
 format: .venv/test
 	.venv/bin/ruff check --fix .

@@ -28,7 +28,7 @@ COMMAND = [sys.executable, str(ROOT / "ppo_lstm_cells.py"), *map(str, SMALL), "-
 ENDLESS = [*COMMAND, "--total-timesteps", str(10**9)]
 
 
-def wait_for(condition, process, seconds=120):
+def wait_for(condition, process, seconds=300):
     deadline = time.time() + seconds
     while not condition():
         assert process.poll() is None, "the run ended by itself"
@@ -57,8 +57,9 @@ def test_a_closed_terminal_stops_the_run_and_it_is_saved(tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
         os.execv(sys.executable, ENDLESS)
-    deadline = time.time() + 120
+    deadline = time.time() + 300
     while not has_rows(tmp_path, 2):
         assert time.time() < deadline
         with contextlib.suppress(OSError):
@@ -84,6 +85,7 @@ def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
 def test_the_dropped_rollout_counts_for_nothing(number, train_here, tmp_path, monkeypatch):
     """A signal in the middle of the third rollout, in which episodes have ended by then."""
     step, calls = common.memory_corridor.MemoryCorridor.step, []
+    signal.signal(number, signal.SIG_DFL)
 
     def interrupted(self, actions):
         calls.append(0)
