@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What each departure from the paper is worth: the default with one of them taken back at a time, MyWayHome-Sparse, two
-# seeds, 300 k steps. Settings: launch.sh.
+# seeds, 250 k steps. Settings: launch.sh.
 #
 #   benchmark/departures.sh
 #   python benchmark/table.py runs/departures/* runs/my_way_home/vizdoom-sparse__jci__*
@@ -10,7 +10,7 @@ suite() {
   for seed in ${SEEDS:-6 7}; do
     while read -r name flags; do
       echo "vizdoom-sparse__jci_${name}__$seed ppo_lstm_jci.py $flags --seed $seed" \
-        "--target-return 0.9 --total-timesteps 300000"
+        "--target-return 0.9 --total-timesteps 250000"
     done <<END
 step_counts --count steps --pay first-visit
 every_step --pay every-step
