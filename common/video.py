@@ -1,5 +1,6 @@
 """Videos of whole episodes, as mp4 files."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,15 @@ class EpisodeVideos:
         if ended:
             self.frames.append(infos["final_obs"][0])
             if round(self.episode ** (1 / 3)) ** 3 == self.episode if self.episode < 1000 else self.episode % 1000 == 0:
-                self.folder.mkdir(exist_ok=True)
                 path = self.folder / f"episode_{self.episode:06d}.mp4"
                 frames = [np.kron(f, np.ones((3, 3, 1), np.uint8)) for f in self.frames]  # three times as large
-                self.imageio.mimsave(path, frames, fps=9, macro_block_size=1)  # 35 tics a second, 4 tics a step
+                try:
+                    self.folder.mkdir(exist_ok=True)
+                    self.imageio.mimsave(path, frames, fps=9, macro_block_size=1)  # 35 tics a second, 4 tics a step
+                except OSError as error:  # a full disk must not end a run of hours
+                    path.unlink(missing_ok=True)
+                    reason = str(error).splitlines()[0]
+                    print(f"\n{path} cannot be written ({reason}): training goes on without.", file=sys.stderr)
             self.frames = []
             self.episode += 1
         self.frames.append(frame.copy())

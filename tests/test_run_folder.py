@@ -1,6 +1,5 @@
 """The run's folder when the machine does not play along: full disks, closed terminals, two processes at once."""
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -22,8 +21,8 @@ from conftest import ROOT, read_progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import common.memory_corridor
-from common.checkpoints import Checkpoints, not_finite
-from common.run_folder import RunFolder
+from common.checkpoints import not_finite
+from common.video import EpisodeVideos
 
 SMALL = ["--env", "memory", "--num-envs", 4, "--num-steps", 16, "--minibatch-size", 32, "--update-epochs", 1]
 COMMAND = [sys.executable, str(ROOT / "ppo_lstm_cells.py"), *map(str, SMALL), "--checkpoint-every", "1"]
@@ -141,20 +140,25 @@ def test_one_process_at_a_time(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_two_resumed_and_two_started_at_the_same_moment(tmp_path):
-    def race(command):
-        processes = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        results = [(process.communicate(timeout=300)[1], process.returncode) for process in processes]
-        return sorted(results, key=lambda result: result[1])
-
-    assert [code for _, code in race([*COMMAND, "--total-timesteps", "64"])] == [0, 0]
+def test_two_started_and_two_resumed_at_the_same_moment(tmp_path):
+    with started([*COMMAND, "--total-timesteps", "64"], cwd=tmp_path) as first:
+        with started([*COMMAND, "--total-timesteps", "64"], cwd=tmp_path) as second:
+            assert (first.wait(300), second.wait(300)) == (0, 0)
     runs = sorted((tmp_path / "runs").iterdir())
     assert len(runs) == 2
     assert all([row["global_step"] for row in read_progress(run)] == [64] for run in runs)
-    (_, first), (errors, second) = race([*COMMAND[:2], "--resume", str(runs[0]), "--total-timesteps", "6400"])
-    assert (first, second) == (0, 1)
-    assert "under way already" in errors
-    assert [row["global_step"] for row in read_progress(runs[0])] == [64 * i for i in range(1, 101)]
+
+    command = [*COMMAND[:2], "--resume", str(runs[0]), *ENDLESS[-2:]]
+    with started(command, cwd=tmp_path) as first, started(command, cwd=tmp_path) as second:
+        while first.poll() is None and second.poll() is None:
+            time.sleep(0.05)
+        refused, other = (first, second) if second.poll() is None else (second, first)
+        assert refused.returncode == 1
+        assert "under way already" in refused.stderr.read()
+        other.send_signal(signal.SIGINT)
+        assert other.wait(300) == 130
+    steps = [row["global_step"] for row in read_progress(runs[0])]
+    assert steps == [64 * i for i in range(1, len(steps) + 1)]
 
 
 def mount(folder, size):
@@ -166,18 +170,10 @@ def mount(folder, size):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """5 MB would not hold two checkpoints of 10."""
     folder = tmp_path / "disk"
     mount(folder, "40m")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def resume_here(run, **fields):
-    """A RunFolder and Checkpoints over a part of one tensor, without a script."""
-    args = argparse.Namespace(track=False, resume=str(run), **fields)
-    part = torch.nn.Linear(1000, 1000)
-    return RunFolder(args), Checkpoints(run, {"part": part})
 
 
 def test_a_full_disk(small_disk):
@@ -212,6 +208,23 @@ def test_a_full_disk(small_disk):
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     assert events.Scalars("charts/SPS")[-1].step == steps[-1], "TensorBoard's events go on as well"
+
+
+def test_a_video_that_does_not_fit(small_disk, capsys):
+    with open(small_disk / "ballast", "wb") as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+            ballast.flush()
+    noise = np.random.default_rng(1).integers(256, size=(200, 42, 42, 3), dtype=np.uint8)
+    os.truncate(small_disk / "ballast", os.path.getsize(small_disk / "ballast") - 2**14)  # room for a folder
+    videos = EpisodeVideos(small_disk / "videos", noise[0])
+    for frame in noise:
+        videos.add(frame, False, {})
+    videos.add(noise[0], True, {"final_obs": noise[:1]})
+    assert re.fullmatch(
+        r"\n.*episode_000001.mp4 cannot be written \(.*\): training goes on.*\n", capsys.readouterr().err
+    )
+    assert os.listdir(small_disk / "videos") == []
 
 
 def test_a_disk_that_turns_read_only(small_disk):
