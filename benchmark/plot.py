@@ -7,8 +7,7 @@
 
 Runs that differ only in their seed are one curve: their interquartile mean (the mean, if there are fewer than four) and
 its 95 % bootstrap interval, a band. A run that was solved keeps its last values; a curve ends where one of its other
-seeds does. With --against every seed is a dot, the line goes through the medians, and a triangle is a run that was not
-solved by then.
+seeds does. With --against every seed is a dot, or a triangle if it was not solved, and a line goes through the medians.
 """
 
 import argparse
@@ -38,11 +37,9 @@ LIMITS = {"return": (-0.3, 1.05), "success": (0, 1), "coverage": (0, 1), "explai
 
 def unit_of(steps):
     """What an axis that goes up to `steps` counts in."""
-    return next(
-        (size, f"{name} agent steps")
-        for size, name in ((1e6, "million"), (1e3, "thousand"), (1, ""))
-        if steps >= 2 * size or size == 1
-    )
+    if steps >= 2e6:
+        return 1e6, "million agent steps"
+    return (1e3, "thousand agent steps") if steps >= 2e3 else (1, "agent steps")
 
 
 def label_of(place, label, groups):
@@ -83,57 +80,50 @@ def draw_curves(groups, columns, target):
 
 
 def draw_against(flag, runs, target):
-    """Rows at the end and steps to solve, each against the flag's values."""
-    series = {}  # (place, label): {value of the flag: runs}
-    for (place, label), group in grouped(runs, besides=(flag,)).items():
+    """Rows at the end and steps to solve, each against the flag's values: a line of panels for each series of runs."""
+    series = {}  # title: {value of the flag: runs}
+    groups = grouped(runs, besides=(flag,))
+    for (place, label), group in groups.items():
         for run in group:
-            name, value = (run.name, label) if flag == "run" else value_of(run, flag)
+            name, value = ("", label) if flag == "run" else value_of(run, flag)
             if value is None:
                 raise SystemExit(f"{run.path} does not say its --{flag.replace('_', '-')}: leave it out.")
-            if flag == "run":
-                line = (place, "")
-            else:
-                line = (place, label if run.flags else name)
-            series.setdefault(line, {}).setdefault(value, []).append(run)
-    values = {value for groups in series.values() for value in groups}
-    is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    ticks = sorted(values) if is_number else list(dict.fromkeys(v for groups in series.values() for v in groups))
-    place_of = {value: value if is_number else number for number, value in enumerate(ticks)}
+            title = label_of(place, label if run.flags and name else name, groups)
+            series.setdefault(title, {}).setdefault(value, []).append(run)
 
-    most_steps = max(run.columns["global_step"][-1] for run in runs)
-    unit, unit_name = unit_of(most_steps)
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for number, ((place, label), groups) in enumerate(series.items()):
-        colour, name = f"C{number}", label_of(place, label, series)
-        medians = {"rows": {}, "steps": {}}
-        for value, group in groups.items():
-            refuse_duplicates(group)
-            x = place_of[value]
-            for run in group:
+    unit, unit_name = unit_of(max(run.columns["global_step"][-1] for run in runs))
+    size = (10, 3.5 * len(series))
+    figure, axes = plt.subplots(len(series), 2, figsize=size, squeeze=False, layout="constrained")
+    for (rows_axis, steps_axis), (title, by_value) in zip(axes, series.items()):
+        is_number = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in by_value)
+        values = sorted(by_value) if is_number else list(by_value)
+        medians = []
+        for x, value in zip(values if is_number else range(len(values)), values):
+            refuse_duplicates(by_value[value])
+            results = []
+            for run in by_value[value]:
                 solved = run.first_solved(target)
-                steps = run.columns["global_step"][-1 if solved is None else solved]
+                steps = run.columns["global_step"][-1 if solved is None else solved] / unit
                 rows = run.columns["rows"][-1] if "rows" in run.columns else np.nan
-                style = {"color": colour, "linestyle": "", "markersize": 5}
-                axes[0].plot(x, rows, marker="o", **style)
-                hollow = {"marker": "^", "fillstyle": "none"} if solved is None else {"marker": "o"}
-                axes[1].plot(x, steps / unit, **style, **hollow)
-                medians["rows"].setdefault(x, []).append(rows)
-                medians["steps"].setdefault(x, []).append(steps / unit)
-        for axis, by_place in zip(axes, medians.values()):
-            places = sorted(by_place)
-            line = [np.median(by_place[x]) for x in places]
-            axis.plot(places, line, color=colour, alpha=0.6, linestyle="-" if is_number else "", label=name)
-    axes[0].set_ylabel("rows of the table at the end")
-    axes[1].set_ylabel(f"{unit_name} until solved (triangle: not solved by then)")
-    for axis in axes:
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-        axis.set_xlabel("" if flag == "run" else flag)
-        if not is_number:
-            axis.set_xticks(range(len(ticks)), [str(tick) for tick in ticks], rotation=20, ha="right")
-            axis.set_xlim(-0.5, len(ticks) - 0.5)
-    if len(series) > 1:
-        axes[0].legend(fontsize=8)
+                rows_axis.plot(x, rows, "C0o")
+                marker, fill = ("^", "none") if solved is None else ("o", "full")
+                steps_axis.plot(x, steps, color="C0", marker=marker, fillstyle=fill)
+                results.append((rows, steps))
+            medians.append((x, *np.median(results, axis=0)))
+        if is_number:
+            xs, rows, steps = zip(*medians)
+            rows_axis.plot(xs, rows, "C0", alpha=0.5)
+            steps_axis.plot(xs, steps, "C0", alpha=0.5)
+        rows_axis.set_title("rows of the table at the end", fontsize=10)
+        steps_axis.set_title(f"{unit_name} until solved (triangle: not solved by then)", fontsize=10)
+        rows_axis.set_ylabel(title)
+        for axis in (rows_axis, steps_axis):
+            axis.set_ylim(0, 1.1 * axis.dataLim.y1 if np.isfinite(axis.dataLim.y1) else 1)
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("" if flag == "run" else flag)
+            if not is_number:
+                axis.set_xticks(range(len(values)), map(str, values), rotation=20, ha="right")
+                axis.set_xlim(-0.5, len(values) - 0.5)
     return figure
 
 
