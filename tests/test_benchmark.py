@@ -294,8 +294,11 @@ def test_rows_and_steps_against_a_flag(kind, tmp_path):
     plt.close(figure)
 
 
-def test_recorded_results_make_a_table():
-    files = sorted(RESULTS.glob("*.csv"))
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in RESULTS.rglob("*__*.csv")}), ids=lambda path: path.name
+)
+def test_recorded_results_make_a_table(folder):
+    files = sorted(folder.glob("*__*.csv"))
     assert all(file.stat().st_size < 200_000 for file in files)
     process = subprocess.run([sys.executable, ROOT / "benchmark" / "table.py", *files], capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
