@@ -50,7 +50,7 @@ say() { # status, number of the run, remark
 
 progress() { # of a run under way: the newest line of its progress bar
   local line
-  line=$(tail -c 500 "$folder/${names[$1]}/log.txt" | tr '\r' '\n' | grep -a '%|' | tail -n 1)
+  line=$(tail -c 500 "$folder/${names[$1]}/log.txt" 2>/dev/null | tr '\r' '\n' | grep -a '%|' | tail -n 1)
   sed -nE 's/^.* ?\b([0-9]+%)\|.*\[[0-9:]+<([^,]*), *(.*)\]$/\1, ETA \2, \3/p' <<<"$line"
 }
 
