@@ -6,21 +6,15 @@ The three tasks share one map and one goal, the armour at (1040, -352); only the
 - sparse: always (240, -176), the room in the west, at an angle of 0 to 3.6 degrees (0 is east);
 - very-sparse: always (543.99, -672.09), a nook in the south and farthest from the goal, at 176 to 184 degrees.
 
-The last two are those of Pathak et al. (2017). No WAD file comes with this repository: the start is decided by 44 bytes
-of compiled script inside the my_way_home.wad of the installed vizdoom package. In a temporary copy of that file they
-are overwritten by another script of the same length.
+The last two are those of Pathak et al. (2017).
 
 The reward is -0.0001 per tic, four tics per step, and +1 for the armour, which ends the episode one tic later (so the
 termination can come a step after the +1). After `max_episode_steps` steps an episode is truncated.
 """
 
 import atexit
-import glob
 import os
-import re
-import shlex
 import shutil
-import signal
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -31,14 +25,9 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from common.doom_engine import DoomEngine, check_machine
 from common.engine_folder import make_engine_folder
-
-PICK_ANY_SPOT = bytes.fromhex("1d021d021d030ea7010f391900")  # spot = random(first, first + count - 1)
-GO_TO_SPOT = bytes.fromhex("a7001c00c41c00c5b00000f02b36")  # SetActorPosition(0, GetActorX(spot), GetActorY(spot), 0)
-TURN_ANYWHERE = bytes.fromhex("b00000030000010039f024")  # SetActorAngle(0, random(0.0, 1.0))
-FINISH = bytes.fromhex("a700b5008e01")  # reward = 0; ClearInventory(); terminate
-STOCK_SCRIPT = PICK_ANY_SPOT + GO_TO_SPOT + TURN_ANYWHERE + FINISH
-STARTS = {"dense": None, "sparse": (10, 0.0, 0.01), "very-sparse": (15, 0.49, 0.51)}  # spot, angles in turns
+from common.my_way_home_map import patch_start, reachable_points
 
 ACTIONS = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # no-op, turn right, turn left, move forward
 BUTTONS = [vizdoom.Button.TURN_RIGHT, vizdoom.Button.TURN_LEFT, vizdoom.Button.MOVE_FORWARD]
@@ -48,23 +37,7 @@ ENGINE_DIED = (
     vizdoom.ViZDoomIsNotRunningException,
     vizdoom.ViZDoomUnexpectedExitException,
 )
-HANG_SECONDS = 60
-PLAYER_RADIUS = 16  # of a square, in map units
-
-
-def patch_start(wad, task):
-    """Return the bytes of the stock WAD file with the player's start changed to that of the task."""
-    if task not in STARTS:
-        raise ValueError(f"Unknown task {task!r}: choose one of {', '.join(STARTS)}.")
-    if wad.count(STOCK_SCRIPT) != 1:
-        raise RuntimeError("The installed vizdoom's my_way_home.wad does not hold the known start script exactly once.")
-    if task == "dense":
-        return wad
-    spot, *angles = STARTS[task]
-    lowest, highest = (round(angle * 65536).to_bytes(4, "little") for angle in angles)  # 16.16 fixed point
-    script = bytes([0xA7, spot, 0x19, 0x00]) + GO_TO_SPOT
-    script += b"\xa7\x00\x03" + lowest + b"\x03" + highest + b"\x39\xf0\x24" + FINISH
-    return wad.replace(STOCK_SCRIPT, script.ljust(len(STOCK_SCRIPT), b"\x01"))  # padded, so that no offset moves
+HANG_SECONDS = 10  # an engine that is silent for longer is lost
 
 
 class MyWayHome(VectorEnv):
@@ -75,7 +48,7 @@ class MyWayHome(VectorEnv):
     True, `infos["final_obs"]` and `infos["final_info"]["position"]` tell how the old one ended: with its true last
     frame if it was truncated; at the goal the engine shows no frame any more, so it is the last one that was seen.
 
-    An engine that dies, or does not answer for a minute, costs one episode (truncated, with the last frame seen).
+    An engine that dies, or does not answer for ten seconds, costs one episode (truncated, with the last frame seen).
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
@@ -94,42 +67,32 @@ class MyWayHome(VectorEnv):
         self.pool = ThreadPoolExecutor(num_threads or min(num_envs, 2 * (os.cpu_count() or 1)))
         self.calls = []
         self.locks = [threading.Lock() for _ in range(num_envs)]
-        self.games = []
+        self.engines = []
+        self.restart_seeds = np.random.default_rng()
         self.dead = set()
         self.directory = None
         # Last, as it may raise: gymnasium 1.1's __del__ closes what there is.
         with open(os.path.join(vizdoom.scenarios_path, "my_way_home.wad"), "rb") as file:
             self.wad = patch_start(file.read(), task)
 
-    def _start_games(self):
+    def _start_engines(self):
         atexit.register(self.close)
-        self.directory, self.owner = make_engine_folder()
-        with open(os.path.join(self.directory, "start.wad"), "wb") as file:
-            file.write(self.wad)
-        for i in range(self.num_envs):
-            self.games.append(self._make_game(i))
-            self._start_engine(i)
+        try:
+            self.directory, self.owner = make_engine_folder()
+            with open(os.path.join(self.directory, "start.wad"), "wb") as file:
+                file.write(self.wad)
+        except OSError as error:
+            raise SystemExit(f"ViZDoom's engines need a folder for temporary files ({error}): set TMPDIR.") from error
+        check_machine(self.directory, self.num_envs)
+        for _ in range(self.num_envs):
+            self.engines.append(DoomEngine(self.directory, self._make_game))
+            self.engines[-1].start()
 
-    def _make_game(self, i):
-        directory = os.path.join(self.directory, str(i))
-        os.mkdir(directory)
-        package = os.path.dirname(vizdoom.__file__)
-        engine, starter = shlex.quote(os.path.join(package, "vizdoom")), os.path.join(directory, "start")
-        # A script starts the engine, since that litters its working directory; since signals like Ctrl-C go to a whole
-        # group of processes, but what happens then is for this process to decide; and since engines would outlive this
-        # process if it was killed (they die with it where there is setpriv).
-        with open(starter, "w") as file:
-            file.write(
-                f'#!/bin/sh\ncd {shlex.quote(directory)} && echo $$ > pid && echo "$*" > arguments || exit 1\n'
-                "trap '' INT TERM HUP\n"
-                f'setpriv --pdeathsig KILL true 2> /dev/null && exec setpriv --pdeathsig KILL {engine} "$@"\n'
-                f'exec {engine} "$@"\n'
-            )
-        os.chmod(starter, 0o700)
+    def _make_game(self):
         game = vizdoom.DoomGame()
         game.load_config(os.path.join(vizdoom.scenarios_path, "my_way_home.cfg"))
-        game.set_vizdoom_path(starter)
-        game.set_doom_game_path(os.path.join(package, "freedoom2.wad"))  # else one in the working directory goes first
+        # else one in the working directory goes first
+        game.set_doom_game_path(os.path.join(os.path.dirname(vizdoom.__file__), "freedoom2.wad"))
         game.set_doom_scenario_path(os.path.join(self.directory, "start.wad"))
         game.set_available_buttons(BUTTONS)
         game.set_available_game_variables(POSITION)
@@ -138,18 +101,8 @@ class MyWayHome(VectorEnv):
         game.set_window_visible(False)
         game.set_sound_enabled(False)
         game.set_episode_timeout(0)  # there is no last frame after a time-out of the engine, so the limit is kept here
+        game.set_seed(int(self.restart_seeds.integers(2**32)))
         return game
-
-    def _start_engine(self, i):
-        # Never in the threads: many engines that start at the same moment can hang, and one that is killed while it
-        # starts takes this process with it. This starts an episode, too, and continues the game's own random numbers.
-        self.games[i].init()
-        for file in glob.glob(f"/dev/shm/ViZDoom*{self._instance_id(i)}"):
-            os.remove(file)  # both sides have opened it by now; it would stay for ever if this process was killed
-
-    def _instance_id(self, i):
-        with open(os.path.join(self.directory, str(i), "arguments")) as file:  # vizdoom 1.3.0 has no get_instance_id
-            return re.search(r"viz_instance_id (\w+)", file.read())[1]
 
     def _locked(self, function, i, *args):
         with self.locks[i]:  # a step that was cut short by Ctrl-C may still be under way
@@ -158,36 +111,39 @@ class MyWayHome(VectorEnv):
     def _in_threads(self, function, *columns):
         rows = zip(range(self.num_envs), *columns)
         self.calls = [self.pool.submit(self._locked, function, *row) for row in rows]
-        self._finish_calls()
+        try:
+            self._finish(self.calls)
+        except KeyboardInterrupt:  # an engine that hangs would keep this process from ending, so the watch goes on
+            threading.Thread(target=self._finish, args=(self.calls,), daemon=True).start()
+            raise
         results = [call.result() for call in self.calls]
         for i in sorted(self.dead):
             steps = self.episode_steps[i]
             message = f"The engine of environment {i} died after {steps} steps of an episode and is started anew."
             warnings.warn(message, RuntimeWarning, stacklevel=3)
-            self.games[i].close()
-            self._start_engine(i)
+            self.engines[i].close()
+            self.engines[i].start()
             self._look(i)
             self.episode_steps[i] = 0
             self.dead.remove(i)
         return results
 
-    def _finish_calls(self):
+    def _finish(self, calls):
         for _ in range(3):
-            if not wait(self.calls, HANG_SECONDS).not_done:
+            if not wait(calls, HANG_SECONDS).not_done:
                 return
-            for i, call in enumerate(self.calls):
+            for i, call in enumerate(calls):
                 if call.running():  # vizdoom would wait for ever, but when its engine is gone the call returns
-                    with open(os.path.join(self.directory, str(i), "pid")) as file:
-                        os.kill(int(file.read()), signal.SIGKILL)
+                    self.engines[i].kill()
         raise RuntimeError(f"ViZDoom hangs, although engines that were silent for {HANG_SECONDS} seconds were killed.")
 
     def _look(self, i):
-        state = self.games[i].get_state()
+        state = self.engines[i].game.get_state()
         self.observations[i], self.positions[i] = state.screen_buffer, state.game_variables
 
     def _start_episode(self, i):
         try:
-            self.games[i].new_episode()
+            self.engines[i].game.new_episode()
             self._look(i)
             self.episode_steps[i] = 0
         except ENGINE_DIED:
@@ -199,14 +155,15 @@ class MyWayHome(VectorEnv):
         With the option "stagger" these first episodes have evenly spread time limits, the first environment's being
         the usual one, so that the environments are at all stages of an episode at any time.
         """
-        if not self.games:
-            self._start_games()
+        if not self.engines:
+            self._start_engines()
         if seed is not None:
             children = np.random.SeedSequence(seed).spawn(self.num_envs)  # neighbouring seeds give unrelated games
             if np.ndim(seed) > 0:
                 children = [np.random.SeedSequence(seed[i]) for i in range(self.num_envs)]
-            for game, child in zip(self.games, children):
-                game.set_seed(int(child.generate_state(1)[0]))
+            for engine, child in zip(self.engines, children):
+                engine.game.set_seed(int(child.generate_state(1)[0]))
+            self.restart_seeds = np.random.default_rng(seed)
         self.observations, self.positions = np.empty_like(self.observations), np.empty_like(self.positions)
         self._in_threads(self._start_episode)
         if options and options.get("stagger"):
@@ -217,11 +174,12 @@ class MyWayHome(VectorEnv):
         died = False
         try:
             # Returns are sums of this: get_last_reward() lacks the goal's +1.
-            reward = self.games[i].make_action(ACTIONS[action], self.frame_skip)
-            terminated = self.games[i].is_episode_finished()
+            game = self.engines[i].game
+            reward = game.make_action(ACTIONS[action], self.frame_skip)
+            terminated = game.is_episode_finished()
             if terminated:  # there is no state any more, but the variables are still there
                 self.observations[i] = self.last_observations[i]
-                self.positions[i] = [self.games[i].get_game_variable(variable) for variable in POSITION]
+                self.positions[i] = [game.get_game_variable(variable) for variable in POSITION]
             else:
                 self._look(i)
         except ENGINE_DIED:
@@ -261,31 +219,16 @@ class MyWayHome(VectorEnv):
         only visited cells that are among these. The cells around the armour are among them, but most are never
         observed: an episode is over as soon as the player's edge touches the armour.
         """
-        vertices = re.findall(rb"vertex[^{]*{\s*x = ([-.\d]+);\s*y = ([-.\d]+);", self.wad)
-        walls = re.findall(rb"linedef[^{]*{\s*v1 = (\d+);\s*v2 = (\d+);[^}]*blocking = true;", self.wad)
-        vertices, walls = np.array(vertices).astype(float), np.array(walls).astype(int)
-        low, high = vertices.min(0), vertices.max(0)
-        xs, ys = np.arange(low[0] + 1, high[0], 2), np.arange(low[1] + 1, high[1], 2)  # a point per 2 x 2 map units
-        free = np.ones((len(xs), len(ys)), bool)
-        for ends in vertices[walls]:  # all of them run along an axis
-            (left, bottom), (right, top) = ends.min(0) - PLAYER_RADIUS, ends.max(0) + PLAYER_RADIUS
-            free[np.ix_((left < xs) & (xs < right), (bottom < ys) & (ys < top))] = False
-        reached = [(np.abs(xs - 240).argmin(), np.abs(ys + 176).argmin())]  # flood fill from the start of "sparse"
-        for x, y in reached:  # grows meanwhile
-            for point in ((x - 1, y), (x + 1, y), (x, y - 1), (x, y + 1)):
-                if free[point]:
-                    free[point] = False
-                    reached.append(point)
-        indices = np.array(reached)
-        points = np.stack([xs[indices[:, 0]], ys[indices[:, 1]]], 1)
-        return np.unique(self.cells(points), axis=0)
+        return np.unique(self.cells(reachable_points(self.wad)), axis=0)
 
     def close_extras(self):
-        """End the engines and remove their files."""
-        self._finish_calls()
+        """End the engines, even ones that hang, and remove their files."""
+        for engine in self.engines:
+            engine.kill()  # a step that is under way returns
+        self._finish(self.calls)
         self.pool.shutdown()
-        for game in self.games:
-            game.close()
+        for engine in self.engines:
+            engine.close()
         if self.directory:
             shutil.rmtree(self.directory)
         atexit.unregister(self.close)

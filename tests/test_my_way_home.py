@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common import my_way_home  # noqa: E402
-from common.my_way_home import STOCK_SCRIPT, MyWayHome, patch_start  # noqa: E402
+from common.my_way_home import MyWayHome  # noqa: E402
+from common.my_way_home_map import STOCK_SCRIPT, patch_start  # noqa: E402
 
 NO_OP, RIGHT, LEFT, FORWARD = range(4)
 ROUTES = {
@@ -38,8 +39,12 @@ def make():
         envs.close()
 
 
+def games(envs):
+    return [engine.game for engine in envs.engines]
+
+
 def angles(envs):
-    return np.array([game.get_game_variable(vizdoom.GameVariable.ANGLE) for game in envs.games])
+    return np.array([game.get_game_variable(vizdoom.GameVariable.ANGLE) for game in games(envs)])
 
 
 def engine_pids():
@@ -118,7 +123,7 @@ def test_truncation_shows_the_true_last_frame(make):
     assert (infos["final_obs"][1] != observations[1]).any()
     assert (infos["final_info"]["position"] == expected_infos["position"]).all()
     assert infos["final_info"]["_position"].all()
-    for i, game in enumerate(envs.games):  # the new episode has just begun
+    for i, game in enumerate(games(envs)):  # the new episode has just begun
         assert game.get_episode_time() == game.get_episode_start_time()
         assert (game.get_state().screen_buffer == observations[i]).all()
     truncations = envs.step([NO_OP, NO_OP])[3]
@@ -210,7 +215,7 @@ from common.my_way_home import MyWayHome
 envs = MyWayHome("sparse", 2)
 envs.reset()
 try:
-    print(envs.directory, *[envs._instance_id(i) for i in range(2)], flush=True)
+    print(envs.directory, *[engine.instance for engine in envs.engines], flush=True)
     while {end!r} in ("interrupt", "kill"):
         envs.step([1, 3])
 except KeyboardInterrupt:
@@ -261,7 +266,7 @@ def test_reachable_cells(make):
     assert cells.dtype == np.int64
     assert (np.unique(cells, axis=0) == cells).all()
     assert len(cells) == 702
-    assert len(envs.games) == 0  # the map alone tells
+    assert envs.engines == []  # the map alone tells
     assert [1040 // 16, -352 // 16] in cells.tolist()
     assert [240 // 16, -176 // 16] in cells.tolist()
     generator = np.random.default_rng(4)
