@@ -14,9 +14,8 @@ Docs: docs/recode.md
 import math
 import os
 import random
-import sys
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Annotated, Literal, Optional
 
 from common.cpu import at_most_threads, keep_freed_memory  # before torch
 import numpy as np
@@ -29,11 +28,13 @@ from tqdm import tqdm
 from common.chained_lstm import chained_lstm
 from common.checkpoints import Checkpoints, require_finite
 from common.episode_log import EpisodeLog
+from common.flags import Count, Finite, LearningRate, Name, NotNegative, OnlyWith, Positive, Seed, Share, Within
+from common.flags import check_memory, parse_args, refuse
 from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
-from common.run_folder import RunFolder, Stopwatch, parse_args
+from common.run_folder import RunFolder, Stopwatch
 from common.running_stats import MovingMean
 from common.stop_signal import StopOnSignal
 from common.video import EpisodeVideos
@@ -47,9 +48,9 @@ from common.encoders import make_encoder
 
 @dataclass
 class Args:
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: Name = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment, part of the run folder's name"""
-    seed: int = 1
+    seed: Seed = 1
     """seed of the weights, the policy's samples and the environments"""
     torch_deterministic: bool = True
     """ask cuDNN for deterministic kernels"""
@@ -57,15 +58,15 @@ class Args:
     """use a GPU if there is one"""
     track: bool = False
     """send the logs to Weights and Biases as well (pip install wandb)"""
-    wandb_project_name: str = "just-cluster-it"
+    wandb_project_name: Annotated[str, OnlyWith(track=True)] = "just-cluster-it"
     """the project's name at Weights and Biases"""
-    wandb_entity: Optional[str] = None
+    wandb_entity: Annotated[Optional[str], OnlyWith(track=True)] = None
     """the team at Weights and Biases"""
     capture_video: bool = False
     """write episodes 1, 8, 27, ..., 1000, 2000, ... of the first environment to the run folder as videos"""
     save_model: bool = False
     """write the final weights of the agent to the run folder as agent.pt"""
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     """iterations between two checkpoints"""
     resume: Optional[str] = None
     """folder of the run to go on with; its flags are the defaults, what is typed again changes"""
@@ -74,56 +75,56 @@ class Args:
 
     env: Literal["vizdoom", "habitat", "memory"] = "vizdoom"
     """ViZDoom's MyWayHome, a scene in Habitat, or a corridor that needs memory but no simulator"""
-    task: Literal["dense", "sparse", "very-sparse"] = "sparse"
+    task: Annotated[Literal["dense", "sparse", "very-sparse"], OnlyWith(env="vizdoom")] = "sparse"
     """where MyWayHome's player starts: anywhere, far from the armour, farther"""
-    scene: Optional[str] = None
+    scene: Annotated[Optional[str], OnlyWith(env="habitat")] = None
     """Habitat's scene, a file such as house.glb [default: Replica's apartment_0 in scenes-dir]"""
-    scenes_dir: Optional[str] = None
+    scenes_dir: Annotated[Optional[str], OnlyWith(env="habitat", scene=None)] = None
     """folder with the Replica download [default: $HABITAT_SCENES_DIR, or else data/scene_datasets]"""
     noisy_tv: bool = False
     """append a frame of fresh uniform noise to the right of every frame (Section 4.4 of the paper)"""
-    num_envs: Optional[int] = None
+    num_envs: Optional[Annotated[int, Within(1, 1024)]] = None
     """parallel environments [default: 32, in Habitat 1]"""
-    stagger_episodes: bool = True
+    stagger_episodes: Annotated[bool, OnlyWith(env=("vizdoom", "habitat"))] = True
     """end the first episodes early, each environment's at another step, so that they are never in step"""
 
-    total_timesteps: int = 500_000
+    total_timesteps: Count = 500_000
     """agent steps in all environments together; a step is one decision, four tics of Doom"""
-    target_return: Optional[float] = None
+    target_return: Optional[Finite] = None
     """end the run when the mean return of the last 100 episodes exceeds this"""
-    learning_rate: float = 5e-4
+    learning_rate: LearningRate = 5e-4
     """learning rate of Adam (1e-4 in the paper)"""
     anneal_lr: bool = False
     """let the learning rate fall linearly to zero"""
-    num_steps: Optional[int] = None
+    num_steps: Optional[Count] = None
     """steps per environment in each rollout (256 in the authors' code) [default: 64, in Habitat 256]"""
-    gamma: float = 0.995
+    gamma: Share = 0.995
     """discount (0.99 in the paper)"""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation"""
     bootstrap_timeouts: bool = True
     """an episode cut by its time limit is worth the value of its last frame; off: nothing, as in the authors' code"""
-    bptt_length: int = 64
+    bptt_length: Count = 64
     """steps through which the LSTM is trained, at most num-steps"""
-    minibatch_size: int = 512
+    minibatch_size: Count = 512
     """frames per minibatch, in sequences of bptt-length (256 in the paper)"""
-    update_epochs: int = 4
+    update_epochs: Count = 4
     """passes over each rollout"""
     norm_adv: bool = False
     """scale the advantages of a rollout to mean 0 and deviation 1 (not in the paper)"""
-    clip_coef: float = 0.2
+    clip_coef: Positive = 0.2
     """clipping of the policy's ratio (0.1 in the paper)"""
     clip_vloss: bool = False
     """clip the value's change by clip-coef as well (in the paper)"""
-    ent_coef: float = 0.005
+    ent_coef: NotNegative = 0.005
     """weight of the entropy"""
-    vf_coef: float = 0.5
+    vf_coef: NotNegative = 0.5
     """weight of the value loss"""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """largest norm of the gradient"""
-    ext_coef: float = 5.0
+    ext_coef: NotNegative = 5.0
     """weight of the extrinsic reward (1 in the paper)"""
-    int_coef: float = 0.01
+    int_coef: NotNegative = 0.01
     """weight of the intrinsic reward (0.1 in the paper, where it is not normalised)"""
     norm_bonus: bool = True
     """divide the intrinsic reward by its moving mean, so that a step earns int-coef on average (not in the paper)"""
@@ -131,43 +132,44 @@ class Args:
     # ---- method: args ----
     encoder: Literal["texture", "random", "dino"] = "random"
     """frozen features: statistics of a random convolution, the paper's random network, DINOv2 (slow without a GPU)"""
-    dino_model: str = "facebook/dinov2-small"
+    dino_model: Annotated[str, OnlyWith(encoder="dino")] = "facebook/dinov2-small"
     """a vision model of the hub, such as facebook/dinov2-large, or a folder that save_pretrained wrote"""
-    authors_preprocessing: bool = False
+    authors_preprocessing: Annotated[bool, OnlyWith(encoder="dino")] = False
     """DINO sees the middle of the frame without ImageNet's normalisation, as in the authors' code"""
-    memory_size: int = 700
+    memory_size: Annotated[int, Within(2, 100_000)] = 700
     """atoms in the memory (the JCI paper's RECODE)"""
-    num_neighbours: int = 20
+    num_neighbours: Count = 20
     """k, nearest atoms whose mean squared distance goes into the distance scale (both papers)"""
-    count_decay: float = 0.999
+    count_decay: Share = 0.999
     """gamma of RECODE, factor on all counts at every embedding (both papers)"""
-    insertion_probability: float = 0.05
+    insertion_probability: Share = 0.05
     """eta, probability that an embedding far from all atoms becomes an atom (both papers)"""
-    kappa: float = 0.2
+    kappa: NotNegative = 0.2
     """farther than kappa times the distance scale, both squared, is far (both papers)"""
-    reward_constant: float = 0.01
+    reward_constant: Annotated[float, Within(least=1e-6)] = 0.01
     """c, bounds the bonus by 1 / c (both papers)"""
-    distance_rate: float = 1e-4
+    distance_rate: Share = 1e-4
     """tau, weight of a new distance in the distance scale (the papers' 0.9999 read as the weight of the old)"""
-    kernel_epsilon: float = 1e-4
+    kernel_epsilon: Annotated[float, Within(least=1e-9)] = 1e-4
     """epsilon of the kernel (not published; ours: reward_constant squared, see the docs)"""
-    startup_atoms: int = 20
+    startup_atoms: Annotated[int, Within(least=0)] = 20
     """until there are so many atoms N is at least 1, so that nothing is paid 1 / c (not published; ours: k)"""
-    min_count: float = 1e-100
+    min_count: Annotated[float, Within(least=1e-150)] = 1e-100
     """smallest count in the removal's 1 / count^2 (not published; ours: only keeps it finite)"""
     # ---- end method ----
 
 
 def check(args):
-    """Ends the program with one sentence if flags do not fit together."""
-    for name in ("num_envs", "num_steps", "bptt_length", "minibatch_size", "update_epochs", "checkpoint_every"):
-        if getattr(args, name) < 1:
-            sys.exit(f"--{name.replace('_', '-')} must be at least 1.")
+    """Ends the program with one sentence if the sizes do not fit together."""
     if args.num_steps % args.bptt_length:
-        sys.exit(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
-    if args.total_timesteps < args.num_envs * args.num_steps:
-        num_frames = args.num_envs * args.num_steps
-        sys.exit(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {num_frames}.")
+        refuse(f"--num-steps {args.num_steps} must be a multiple of --bptt-length {args.bptt_length}.")
+    batch_size = args.num_envs * args.num_steps
+    if batch_size < 2:
+        refuse("--num-steps 1 with --num-envs 1 is a rollout of one frame: type more of one of them.")
+    if args.total_timesteps < batch_size:
+        refuse(f"--total-timesteps {args.total_timesteps} is less than one rollout: type at least {batch_size}.")
+    num_bytes = 25_000 * batch_size + 200_000 * min(batch_size, args.minibatch_size)  # roughly
+    check_memory(num_bytes, f"A rollout of {batch_size} frames does not fit into memory: type fewer --num-steps.")
 
 
 def make_envs(args):
@@ -296,7 +298,7 @@ class AtomMemory:
     def load_state_dict(self, state):
         self.num_atoms = len(state["counts"])
         if self.num_atoms > self.args.memory_size:
-            sys.exit(f"--memory-size must hold the {self.num_atoms} atoms of the checkpoint: type at least that many.")
+            refuse(f"--memory-size must hold the {self.num_atoms} atoms of the checkpoint: type at least that many.")
         self.atoms[: self.num_atoms], self.counts[: self.num_atoms] = state["atoms"].cpu(), state["counts"].cpu()
         self.distance_scale, self.num_distances = state["scale"]
 
@@ -332,13 +334,6 @@ if __name__ == "__main__":
     saved = dict(agent=agent, optimizer=optimizer, visits=visits, episode_log=episode_log, bonus_mean=bonus_mean)
 
     # ---- method: init ----
-    lows = {"memory_size": 2, "num_neighbours": 1, "reward_constant": 1e-6, "kernel_epsilon": 1e-9, "min_count": 1e-150}
-    for name, low in lows.items():
-        if getattr(args, name) < low:
-            sys.exit(f"--{name.replace('_', '-')} must be at least {low}.")
-    for name in ("count_decay", "insertion_probability", "distance_rate"):
-        if not 0 <= getattr(args, name) <= 1:
-            sys.exit(f"--{name.replace('_', '-')} must be between 0 and 1.")
     encoder = make_encoder(args, device)
     memory = AtomMemory(args, encoder.embedding_size)
     saved |= {"encoder": encoder, "memory": memory}

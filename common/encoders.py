@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -13,12 +14,18 @@ import torch.nn.functional as F
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what DINOv2 was trained with
 
 
+def refuse(sentence):
+    """End the program as its flags do: with a sentence, and exit code 2."""
+    print(sentence, file=sys.stderr)
+    raise SystemExit(2)
+
+
 def make_encoder(args, device):
     """The encoder that the flags ask for; says how long DINO will take."""
     if args.encoder != "dino":
         return {"texture": TextureEncoder, "random": RandomEncoder}[args.encoder]().to(device)
     if args.noisy_tv and args.authors_preprocessing:
-        raise SystemExit("--authors-preprocessing cuts parts of --noisy-tv off: type only one of the two.")
+        refuse("--authors-preprocessing cuts parts of --noisy-tv off: type only one of the two.")
     encoder = DinoEncoder(args.dino_model, device, args.authors_preprocessing)
     speed = encoder.images_per_second()
     hours = args.total_timesteps / speed / 3600
@@ -115,11 +122,11 @@ class DinoEncoder:
         self.image_shape = (3, self.image_size, self.image_size)
         try:
             self.embedding_size = self(torch.zeros(1, *self.image_shape, dtype=torch.uint8)).shape[1]
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise SystemExit(
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            refuse(
                 f"--dino-model {name}: a {config.model_type} model gives neither a class token nor a pooled output for "
                 f"an image of {self.image_size} pixels; type --dino-model facebook/dinov2-small."
-            ) from error
+            )
 
     def prepare(self, frames, obs):
         """(N, H, W, 3) uint8 frames of any size -> (N, 3, S, S) uint8 images, sharper than the policy's `obs`"""
@@ -161,13 +168,9 @@ class DinoEncoder:
 
     def load_state_dict(self, state):
         if not math.isclose(state["checksum"], self.checksum, rel_tol=1e-6):
-            raise SystemExit(
-                f"--dino-model {self.name}: the run used other weights; type the model it was started with."
-            )
+            refuse(f"--dino-model {self.name}: the run used other weights; type the model it was started with.")
         if state["authors_preprocessing"] != self.authors_preprocessing:
-            raise SystemExit(
-                "--authors-preprocessing cannot change in a resumed run: start a new one without --resume."
-            )
+            refuse("--authors-preprocessing cannot change in a resumed run: start a new one without --resume.")
 
 
 def load_vision_model(name):
@@ -175,10 +178,8 @@ def load_vision_model(name):
     try:
         from transformers import AutoModel
         from transformers.utils import logging as transformers_logging
-    except ImportError as error:
-        raise SystemExit(
-            "--encoder dino needs the package transformers: type pip install -r requirements.txt."
-        ) from error
+    except ImportError:
+        refuse("--encoder dino needs the package transformers: type pip install -r requirements.txt.")
     transformers_logging.disable_progress_bar()
     is_folder = Path(name).is_dir()
     try:
@@ -199,14 +200,12 @@ def load_vision_model(name):
                 "without a network, fetch it elsewhere with 'hf download "
                 f"{name} --local-dir dino' and type --dino-model dino"
             )
-        raise SystemExit(f"--dino-model {name} {problem}: {advice}.") from error
+        refuse(f"--dino-model {name} {problem}: {advice}.")
     missing = [key for key in report["missing_keys"] if not key.startswith("pooler")]
     if missing:
-        raise SystemExit(
-            f"--dino-model {name} lacks {len(missing)} of its weights, such as {missing[0]}: fetch it again."
-        )
+        refuse(f"--dino-model {name} lacks {len(missing)} of its weights, such as {missing[0]}: fetch it again.")
     if model.main_input_name != "pixel_values":
-        raise SystemExit(
+        refuse(
             f"--dino-model {name} is a {model.config.model_type} model, which does not take images alone: "
             "type --dino-model facebook/dinov2-small."
         )

@@ -28,22 +28,28 @@ RESET = -1  # what habitat_worker.py gets instead of an action 0, 1 or 2
 START_SECONDS, HANG_SECONDS = 600, 60  # a worker that is silent for longer is lost
 
 
+def refuse(sentence):
+    """End the program as its flags do: with a sentence, and exit code 2."""
+    print(sentence, file=sys.stderr)
+    raise SystemExit(2)
+
+
 def find_scene(scene, scenes_dir):
     """Return the path of the scene's file, or end the program with a sentence that says what to type."""
     if importlib.util.find_spec("habitat_sim") is None:
-        raise SystemExit(
+        refuse(
             "--env habitat needs habitat-sim, which is not installed here: type conda install habitat-sim headless "
             "-c conda-forge -c aihabitat, or see docs/habitat.md."
         )
     if scene is not None:
         if not os.path.isfile(scene):
-            raise SystemExit(f"--scene {scene}: there is no such file; type the path of a scene, such as house.glb.")
+            refuse(f"--scene {scene}: there is no such file; type the path of a scene, such as house.glb.")
         return os.path.abspath(scene)
     folder = scenes_dir or os.environ.get("HABITAT_SCENES_DIR") or os.path.join("data", "scene_datasets")
     found = glob.glob(os.path.join(glob.escape(folder), APARTMENT_0))
     found += sorted(glob.glob(os.path.join(glob.escape(folder), "[rR]eplica*", APARTMENT_0)))
     if not found:
-        raise SystemExit(
+        refuse(
             f"There is no {APARTMENT_0} in {folder}: type --scenes-dir with the folder of your Replica download, "
             "or --scene with the path of another scene; docs/habitat.md tells how to get Replica."
         )

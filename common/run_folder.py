@@ -1,10 +1,8 @@
 """The folder a run leaves behind: args.json, CSV files and TensorBoard events; one process at a time writes to it."""
 
-import argparse
 import atexit
 import errno
 import fcntl
-import importlib.util
 import itertools
 import json
 import math
@@ -14,61 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-import typing
 from importlib.metadata import version
 from pathlib import Path
 
 import imageio.v2 as imageio
 import torch
-import tyro
 from torch.utils.tensorboard import SummaryWriter
-
-FIXED_FLAGS = ("env", "task", "scene", "seed", "encoder", "hash_bits")  # of a run, for good
-
-
-def parse_args(args_class, description):
-    """Flags from the command line; when a run goes on (--resume, --run-dir) its own args.json gives the defaults."""
-    folder_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    folder_parser.add_argument("--resume")
-    folder_parser.add_argument("--run-dir", "--run_dir")
-    folders = folder_parser.parse_known_args()[0]
-    if folders.resume and folders.run_dir:
-        raise SystemExit("--resume and --run-dir both name the run's folder: give one of them.")
-    folder = folders.resume or folders.run_dir
-    args_file = Path(folder or "") / "args.json"
-    if folders.resume and not args_file.is_file():
-        raise SystemExit(f"--resume {folder}: no args.json in it; give the folder of a run, such as runs/NAME.")
-    if not folder or not args_file.is_file():
-        return tyro.cli(args_class, description=description)
-    defaults = _read_args(args_class, args_file)
-    args = tyro.cli(args_class, default=defaults, description=description)
-    for name in FIXED_FLAGS:
-        if getattr(args, name, None) != getattr(defaults, name, None):
-            flag, value = f"--{name.replace('_', '-')}", getattr(defaults, name)
-            raise SystemExit(f"{flag} cannot change when a run goes on: leave it out ({value} in {folder}).")
-    return args
-
-
-def _read_args(args_class, file):
-    hints = typing.get_type_hints(args_class)
-    try:
-        saved = json.loads(file.read_text())["args"]
-        saved = {name: saved[name] for name in hints.keys() & saved.keys() - {"resume", "run_dir"}}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise SystemExit(f"{file} is damaged or another program's.") from error
-    for name, value in saved.items():
-        if not _is_a(value, hints[name]):
-            raise SystemExit(f"{file} is damaged or another program's: {name} cannot be {value!r}.")
-    return args_class(**saved)
-
-
-def _is_a(value, hint):
-    """Does a value of a JSON file fit the type of a flag?"""
-    if typing.get_origin(hint) is typing.Literal:
-        return value in typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Union:
-        return any(_is_a(value, choice) for choice in typing.get_args(hint))
-    return type(value) in ((int, float) if hint is float else (hint,))
 
 
 class RunFolder:
@@ -78,8 +27,6 @@ class RunFolder:
     """
 
     def __init__(self, args):
-        if args.track and importlib.util.find_spec("wandb") is None:
-            raise SystemExit("--track needs the package wandb, which is not installed: type pip install wandb.")
         self.args = args
         try:
             self.path = Path(args.resume or args.run_dir or _make_folder(args))

@@ -142,8 +142,10 @@ def test_ctrl_c_while_an_engine_hangs(tmp_path):
     errors = process.communicate(timeout=120)[1]
     assert "Stopping: saving a checkpoint first" in errors
     assert process.returncode not in (0, -signal.SIGSEGV), errors
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    with pytest.raises(ProcessLookupError):  # what waited for the engine ends a moment later
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
 
 
 @pytest.mark.skipif(
@@ -155,7 +157,7 @@ def test_ctrl_c_while_an_engine_hangs(tmp_path):
     [
         ("-o noexec tmpfs here && export TMPDIR=here", r"no program may run in .*here \(noexec\): set TMPDIR to"),
         ("-o size=64k tmpfs /dev/shm", r"2 engines of ViZDoom need 256 kB of /dev/shm, and 64 kB are free: remove"),
-        ("-o size=4k tmpfs here && echo 1 > here/1; export TMPDIR=here", "need a folder for temporary files .*: set T"),
+        ("-o size=16k tmpfs here && export TMPDIR=here", "need a folder for temporary files .*: set T"),
     ],
     ids=["noexec", "shared-memory", "full"],
 )

@@ -89,7 +89,7 @@ def test_the_update_depends_on(flags, run):
 
 def test_the_losses_are_what_they_say(run):
     """One minibatch, one epoch, no movement: all terms can be recomputed from the rollout."""
-    flags = ["--minibatch-size", 128, "--update-epochs", 1, "--learning-rate", 0, "--total-timesteps", 128]
+    flags = ["--minibatch-size", 128, "--update-epochs", 1, "--learning-rate", 1e-20, "--total-timesteps", 128]
     variables = run(*flags, "--norm-adv")
     metrics, agent = variables["metrics"], variables["agent"]
     logits = agent.actor(variables["hiddens"]).detach()

@@ -229,9 +229,3 @@ def test_a_rollout_is_paid_by_the_definition(train_here):
     owned = {id(parameter) for group in run["dynamics_optimizer"].param_groups for parameter in group["params"]}
     assert owned == {id(parameter) for parameter in run["dynamics"].parameters()}
     assert owned.isdisjoint(id(parameter) for parameter in run["agent"].parameters())
-
-
-def test_bad_minibatch_size_is_refused(train_here, tmp_path):
-    with pytest.raises(SystemExit, match="--dynamics-minibatch-size must be at least 1"):
-        train_here("ppo_lstm_icm.py", *SMALL, "--dynamics-minibatch-size", 0)
-    assert not list(tmp_path.iterdir())

@@ -145,7 +145,7 @@ def test_what_a_checkpoint_does_not_fit_is_refused_in_a_sentence(train):
     }
     for (script, *flags), sentence in refusals.items():
         process = train(script, "--resume", run, *flags, check=False)
-        assert process.returncode == 1
+        assert process.returncode == (2 if flags else 1)
         assert sentence in process.stderr
         assert "Traceback" not in process.stderr
     assert (run / "checkpoint.pt").read_bytes() == saved
@@ -219,18 +219,14 @@ def count_rows(tmp_path):
     ("flags", "message"),
     [
         (["--num-steps", 100], "--num-steps 100 must be a multiple of --bptt-length 64"),
-        (["--minibatch-size", 0], "--minibatch-size must be at least 1"),
-        (["--total-timesteps", 10], "less than one rollout: type at least 2048"),
-        (["--num-envs", 0], "--num-envs must be at least 1"),
         (["--kappa", 1.5], "--kappa 1.5 must be above 0 and at most 1"),
-        (["--num-clusters", 0], "--num-clusters must be at least 1"),
         (["--resume", "runs/missing"], "give the folder of a run"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_bad_flags_end_in_one_sentence_before_anything_starts(flags, message, train, tmp_path):
     process = train("ppo_lstm_jci.py", *flags, check=False)
-    assert process.returncode != 0
+    assert process.returncode == 2
     assert message in process.stderr
     assert len(process.stderr.strip().splitlines()) == 1
     assert os.listdir(tmp_path) == []
@@ -239,7 +235,7 @@ def test_bad_flags_end_in_one_sentence_before_anything_starts(flags, message, tr
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_track_without_wandb_says_what_to_type(train, tmp_path):
     process = train("ppo_lstm.py", *SMALL, "--track", check=False)
-    assert process.returncode != 0
+    assert process.returncode == 2
     assert process.stderr.strip() == "--track needs the package wandb, which is not installed: type pip install wandb."
     assert os.listdir(tmp_path) == []
 
