@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -181,7 +182,7 @@ def load_vision_model(name):
     except ImportError:
         refuse("--encoder dino needs the package transformers: type pip install -r requirements.txt.")
     transformers_logging.disable_progress_bar()
-    is_folder = Path(name).is_dir()
+    is_folder = os.path.isdir(name)
     try:
         with quiet("transformers", "huggingface_hub"):
             try:
