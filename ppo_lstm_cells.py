@@ -119,7 +119,7 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: Positive = 0.5
     """largest norm of the gradient"""
-    ext_coef: NotNegative = 5.0
+    ext_coef: NotNegative = 20.0
     """weight of the extrinsic reward (1 in the paper)"""
     int_coef: NotNegative = 0.01
     """weight of the intrinsic reward (0.1 in the paper, where it is not normalised)"""
