@@ -36,7 +36,7 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:
             problem = f"{current} could not be written at step {global_step:,} ({reason(error)})"
             if is_last:
-                raise SystemExit(f"{problem}: what came after step {self.last_step or 0:,} is lost.") from error
+                raise SystemExit(f"\n{problem}: what came after step {self.last_step or 0:,} is lost.") from error
             print(f"\n{problem}: training goes on, and the next checkpoint is tried as usual.", file=sys.stderr)
         else:
             self.last_step = global_step
@@ -170,7 +170,7 @@ def require_finite(**values):
     place = not_finite(values)
     if place is not None:
         raise SystemExit(
-            f"The run ends: {place} is not finite (NaN or infinity). The last checkpoint is from before; "
+            f"\nThe run ends: {place} is not finite (NaN or infinity). The last checkpoint is from before; "
             "--resume it with, for example, a smaller learning rate."
         )
 
