@@ -1,13 +1,17 @@
-# Both targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 or newer).
+# The targets make the virtual environment .venv and install what they need; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 ARGS ?=
 PARTS ?=
 
-.PHONY: train test faults format
+.PHONY: train report test faults format
 
 # Just Cluster It on MyWayHome-Sparse until it is solved; flags go into ARGS, as in make train ARGS="--seed 2"
 train: .venv/train
 	.venv/bin/python ppo_lstm_jci.py --target-return 0.9 $(ARGS)
+
+# A page of the newest run, or of those in RUNS: make report RUNS="runs/ONE runs/OTHER"
+report: .venv/train
+	.venv/bin/python report.py $(RUNS)
 
 test: .venv/test
 	.venv/bin/ruff check .

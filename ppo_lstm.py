@@ -32,6 +32,7 @@ from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
+from common.pictures import draw_pictures
 from common.run_folder import RunFolder, Stopwatch
 from common.running_stats import MovingMean
 from common.stop_signal import StopOnSignal
@@ -262,7 +263,7 @@ if __name__ == "__main__":
         is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
         if (is_last or global_step // batch_size % args.checkpoint_every == 0) and global_step != checkpoints.last_step:
             checkpoints.save(global_step, is_last)
-            run.log_image("exploration/visits", visits.heat_map(), global_step)
+            run.log_images(draw_pictures(saved, args, global_step), global_step)
         if is_last:
             break
 

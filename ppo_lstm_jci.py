@@ -35,6 +35,7 @@ from common.habitat import Habitat
 from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
+from common.pictures import draw_pictures
 from common.run_folder import RunFolder, Stopwatch
 from common.running_stats import MovingMean
 from common.stop_signal import StopOnSignal
@@ -337,8 +338,7 @@ if __name__ == "__main__":
         args.kappa = {"texture": 0.987, "random": 0.9 if args.env == "habitat" else 0.8, "dino": 0.8}[args.encoder]
     if args.num_clusters is None and args.cluster_scope == "rollout":
         args.num_clusters = math.ceil(batch_size / 32)
-    if args.pay is None:
-        args.pay = "first-visit" if args.count == "episodes" else "every-step"
+    args.pay = args.pay or ("first-visit" if args.count == "episodes" else "every-step")
     encoder = make_encoder(args, device)
     table, atlas = ClusterTable(args.kappa, encoder.embedding_size, args.num_envs), ClusterAtlas()
     saved |= {"encoder": encoder, "table": table, "atlas": atlas}
@@ -375,7 +375,7 @@ if __name__ == "__main__":
         is_last = is_solved or stop.requested or global_step + batch_size > args.total_timesteps
         if (is_last or global_step // batch_size % args.checkpoint_every == 0) and global_step != checkpoints.last_step:
             checkpoints.save(global_step, is_last)
-            run.log_image("exploration/visits", visits.heat_map(), global_step)
+            run.log_images(draw_pictures(saved, args, global_step), global_step)
         if is_last:
             break
 

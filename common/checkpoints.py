@@ -115,6 +115,16 @@ def read(file, device):
     return state
 
 
+def read_newest(folder):
+    """What the newest checkpoint that is whole holds; None if there is none."""
+    for file in (Path(folder) / name for name in NAMES):
+        if file.exists():
+            try:
+                return read(file, "cpu")
+            except Exception as error:  # whatever torch and zipfile raise for content that is not theirs
+                print(f"{file} is damaged ({reason(error)}); trying the one before.", file=sys.stderr)
+
+
 def check_form(state, own, place=""):
     """Raises a ValueError where `state` has other types, keys or shapes than the part's `own` state_dict().
 

@@ -197,6 +197,12 @@ class Habitat(VectorEnv):
         self._start_workers()
         return cells_in_triangles(self.workers[0].floor)
 
+    def world(self):
+        """What a map shows: the start, and no walls, as the navmesh has none; cell k is 5 cm wide around k / 20."""
+        self._start_workers()
+        places = {"starts": np.array([self.workers[0].first[1]], float), "goals": np.zeros((0, 2))}
+        return {"unit": "m", "cell_size": 0.05, "corner": -0.025, "walls": np.zeros((0, 2, 2)), **places}
+
     def close_extras(self):
         """End the workers."""
         for worker in self.workers:

@@ -47,6 +47,11 @@ class MemoryCorridor(gym.vector.VectorEnv):
     def reachable_cells(self):
         return np.array([(place, 0) for place in range(self.length)])
 
+    def world(self):
+        """What a map shows: places k from k - 0.5 to k + 0.5, the entrance and the exit."""
+        places = {"starts": np.array([[0.0, 0.0]]), "goals": np.array([[self.length - 1.0, 0.0]])}
+        return {"unit": "places", "cell_size": 1.0, "corner": -0.5, "walls": np.zeros((0, 2, 2)), **places}
+
     def _positions(self):
         return np.stack([self.place, np.zeros_like(self.place)], axis=1).astype(np.float32)
 

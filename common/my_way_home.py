@@ -27,7 +27,7 @@ from gymnasium.vector.utils import batch_space
 
 from common.doom_engine import DoomEngine, check_machine
 from common.engine_folder import make_engine_folder
-from common.my_way_home_map import patch_start, reachable_points
+from common.my_way_home_map import landmarks, patch_start, reachable_points
 
 ACTIONS = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]  # no-op, turn right, turn left, move forward
 BUTTONS = [vizdoom.Button.TURN_RIGHT, vizdoom.Button.TURN_LEFT, vizdoom.Button.MOVE_FORWARD]
@@ -49,14 +49,16 @@ class MyWayHome(VectorEnv):
     frame if it was truncated; at the goal the engine shows no frame any more, so it is the last one that was seen.
 
     An engine that dies, or does not answer for ten seconds, costs one episode (truncated, with the last frame seen).
+    With a `scale` of 2, 4 or 5 the same games are rendered larger, for videos.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
     cell_size = 16  # map units
 
-    def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None):
-        self.num_envs, self.frame_skip, self.max_episode_steps = num_envs, frame_skip, max_episode_steps
-        self.single_observation_space = Box(0, 255, (120, 160, 3), np.uint8)
+    def __init__(self, task, num_envs, frame_skip=4, max_episode_steps=525, num_threads=None, scale=1):
+        self.task, self.num_envs, self.scale = task, num_envs, scale
+        self.frame_skip, self.max_episode_steps = frame_skip, max_episode_steps
+        self.single_observation_space = Box(0, 255, (120 * scale, 160 * scale, 3), np.uint8)
         self.single_action_space = Discrete(len(ACTIONS))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -96,7 +98,7 @@ class MyWayHome(VectorEnv):
         game.set_doom_scenario_path(os.path.join(self.directory, "start.wad"))
         game.set_available_buttons(BUTTONS)
         game.set_available_game_variables(POSITION)
-        game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+        game.set_screen_resolution(getattr(vizdoom.ScreenResolution, f"RES_{160 * self.scale}X{120 * self.scale}"))
         game.set_screen_format(vizdoom.ScreenFormat.RGB24)
         game.set_window_visible(False)
         game.set_sound_enabled(False)
@@ -220,6 +222,15 @@ class MyWayHome(VectorEnv):
         observed: an episode is over as soon as the player's edge touches the armour.
         """
         return np.unique(self.cells(reachable_points(self.wad)), axis=0)
+
+    def world(self):
+        """What a map shows: walls (W, 2, 2) from end to end, starts and goals; cell k begins at k * cell_size."""
+        return {
+            "unit": "map units",
+            "cell_size": float(self.cell_size),
+            "corner": 0.0,
+            **landmarks(self.wad, self.task),
+        }
 
     def close_extras(self):
         """End the engines, even ones that hang, and remove their files."""

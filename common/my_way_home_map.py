@@ -14,6 +14,7 @@ TURN_ANYWHERE = bytes.fromhex("b00000030000010039f024")  # SetActorAngle(0, rand
 FINISH = bytes.fromhex("a700b5008e01")  # reward = 0; ClearInventory(); terminate
 STOCK_SCRIPT = PICK_ANY_SPOT + GO_TO_SPOT + TURN_ANYWHERE + FINISH
 STARTS = {"dense": None, "sparse": (10, 0.0, 0.01), "very-sparse": (15, 0.49, 0.51)}  # spot, angles in turns
+SPOT_TYPE, ARMOUR_TYPE = 9001, 2018  # of things
 PLAYER_RADIUS = 16  # of a square, in map units
 
 
@@ -32,15 +33,29 @@ def patch_start(wad, task):
     return wad.replace(STOCK_SCRIPT, script.ljust(len(STOCK_SCRIPT), b"\x01"))  # padded, so that no offset moves
 
 
-def reachable_points(wad):
-    """Return the (K, 2) points, one per 2 x 2 map units, that the player's centre can get to."""
+def landmarks(wad, task):
+    """Return the walls (W, 2, 2) from end to end, where the task can start (S, 2), and where its goal is (1, 2)."""
     vertices = re.findall(rb"vertex[^{]*{\s*x = ([-.\d]+);\s*y = ([-.\d]+);", wad)
     walls = re.findall(rb"linedef[^{]*{\s*v1 = (\d+);\s*v2 = (\d+);[^}]*blocking = true;", wad)
-    vertices, walls = np.array(vertices).astype(float), np.array(walls).astype(int)
-    low, high = vertices.min(0), vertices.max(0)
+    things = re.findall(rb"thing[^{]*{\s*id = (\d+);\s*x = ([-.\d]+);\s*y = ([-.\d]+);[^}]*type = (\d+);", wad)
+    things = np.array(things).astype(float)  # (..., 4): spot, x, y, type
+    starts = things[things[:, 3] == SPOT_TYPE]
+    if STARTS[task]:
+        starts = starts[starts[:, 0] == STARTS[task][0]]
+    return {
+        "walls": np.array(vertices).astype(float)[np.array(walls).astype(int)],
+        "starts": starts[:, 1:3],
+        "goals": things[things[:, 3] == ARMOUR_TYPE, 1:3],
+    }
+
+
+def reachable_points(wad):
+    """Return the (K, 2) points, one per 2 x 2 map units, that the player's centre can get to."""
+    walls = landmarks(wad, "dense")["walls"]
+    low, high = walls.min((0, 1)), walls.max((0, 1))
     xs, ys = np.arange(low[0] + 1, high[0], 2), np.arange(low[1] + 1, high[1], 2)
     free = np.ones((len(xs), len(ys)), bool)
-    for ends in vertices[walls]:  # all of them run along an axis
+    for ends in walls:  # all of them run along an axis
         (left, bottom), (right, top) = ends.min(0) - PLAYER_RADIUS, ends.max(0) + PLAYER_RADIUS
         free[np.ix_((left < xs) & (xs < right), (bottom < ys) & (ys < top))] = False
     reached = [(np.abs(xs - 240).argmin(), np.abs(ys + 176).argmin())]  # flood fill from the start of "sparse"

@@ -33,5 +33,8 @@ class NoisyTV(VectorWrapper):
     def reachable_cells(self):
         return self.env.reachable_cells()
 
+    def world(self):
+        return self.env.world()
+
     def _append_noise(self, frames):
         return np.concatenate([frames, self.rng.integers(256, size=frames.shape, dtype=np.uint8)], axis=2)

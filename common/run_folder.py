@@ -88,10 +88,14 @@ class RunFolder:
         numbers = {tag: value for tag, value in {**metrics, **timings}.items() if not math.isnan(value)}
         self._try(self._add_events, lambda: [self.writer.add_scalar(tag, numbers[tag], global_step) for tag in numbers])
 
-    def log_image(self, tag, image, global_step):
-        """image: (H, W, 3) uint8; the newest one is in the folder as well, tag some/name as name.png."""
-        self._try(imageio.imwrite, self.path / f"{tag.split('/')[-1]}.png", image)
-        self._try(self._add_events, lambda: self.writer.add_image(tag, image, global_step, dataformats="HWC"))
+    def log_images(self, images, global_step):
+        """{tag: (H, W, 3) uint8}; the newest ones are in the folder as well, tag some/name as name.png."""
+        for tag, image in images.items():
+            self._try(imageio.imwrite, self.path / f"{tag.split('/')[-1]}.png", image)
+        self._try(
+            self._add_events,
+            lambda: [self.writer.add_image(tag, images[tag], global_step, dataformats="HWC") for tag in images],
+        )
 
     def close(self, finished=False):
         self._try(self._write_about, {**self.about, "finished": finished})
@@ -173,6 +177,19 @@ class RunFolder:
             raise SystemExit(f"{file} is not the log of a run: move it away, then --resume again.")
         whole = [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdecimal()]
         _write_atomically(file, _to_csv(rows[:1] + [row for row in whole if int(row[0]) <= global_step]))
+
+
+def read_about(folder):
+    """What args.json says, and the name of the script that began the run."""
+    file = Path(folder) / "args.json"
+    try:
+        about = json.loads(file.read_text())
+        script = Path(about["starts"][0]["command"].split(".py")[0]).name
+    except FileNotFoundError as error:
+        raise SystemExit(f"{folder}: no args.json in it; give the folder of a run, such as runs/NAME.") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{file} is damaged or another program's.") from error
+    return about, f"{script}.py"
 
 
 class Stopwatch:

@@ -1,33 +1,47 @@
-"""Which cells of the map have been visited: counts, coverage of the reachable cells, entropy, and a picture of it."""
+"""Which cells of the map have been visited, and when: counts, coverage of the reachable cells, entropy."""
 
+from collections import Counter
 from functools import cached_property
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
+
+MOST_PERIODS = 64  # that a run's history is cut into, however long it is
 
 
 class VisitCounts:
     """Visits per grid cell over the whole run and all environments.
 
     `envs.cells` turns (B, 2) positions into (B, 2) integer cells, `envs.reachable_cells` returns a (K, 2) integer array
-    (and may start a simulator for it, so it is not asked before a count is).
+    and `envs.world` what a map shows beside them (both may start a simulator for it, so they are not asked before a
+    count is).
     """
 
     def __init__(self, envs):
         self.envs = envs
-        self.counts = {}
+        self.counts = Counter()
+        self.history = [Counter()]  # the same visits period by period
+
+    @cached_property
+    def map(self):
+        """What is needed to draw it without the simulator: `envs.world()`, and the reachable cells."""
+        world = {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in self.envs.world().items()}
+        return {**world, "reachable": cells_tensor(np.asarray(self.envs.reachable_cells()).tolist())}
 
     @cached_property
     def reachable(self):
-        return {tuple(cell) for cell in np.asarray(self.envs.reachable_cells()).tolist()}
+        return set(map(tuple, self.map["reachable"].tolist()))
 
     def add(self, positions):
         """positions: (B, 2) map coordinates, those after a step; where an episode starts is no visit."""
-        for cell in map(tuple, self.envs.cells(positions).tolist()):
-            self.counts[cell] = self.counts.get(cell, 0) + 1
+        cells = list(map(tuple, self.envs.cells(positions).tolist()))
+        self.counts.update(cells)
+        lengths = [sum(period.values()) for period in (self.history[0], self.history[-1])]
+        if lengths[1] >= max(lengths[0], 4096):  # periods are about as long as the first one
+            self.history.append(Counter())
+        if len(self.history) > MOST_PERIODS:
+            self.history = [a + b for a, b in zip(self.history[:-1:2], self.history[1:-1:2])] + self.history[-1:]
+        self.history[-1].update(cells)
 
     def unique_cells(self):
         return len(self.counts)
@@ -42,32 +56,26 @@ class VisitCounts:
         share /= share.sum()
         return float(-(share * np.log(share)).sum())
 
-    def heat_map(self):
-        """A picture (H, W, 3) uint8: visits in colour (log scale) over the map, whose reachable cells are grey."""
-        map_cells = np.array(sorted(self.reachable | self.counts.keys()))
-        low, high = map_cells.min(axis=0), map_cells.max(axis=0)
-        floor, visits = np.full((2, *(high - low + 1)), np.nan)
-        floor[tuple((np.array(sorted(self.reachable)) - low).T)] = 1
-        if self.counts:
-            visits[tuple((np.array(list(self.counts)) - low).T)] = list(self.counts.values())
-        figure = Figure(figsize=(8, 6), dpi=100, layout="constrained")
-        canvas, axis = FigureCanvasAgg(figure), figure.subplots()
-        extent = (low[0] - 0.5, high[0] + 0.5, low[1] - 0.5, high[1] + 0.5)
-        show = {"origin": "lower", "extent": extent, "interpolation": "nearest"}
-        axis.imshow(floor.T, cmap="Greys", vmin=0, vmax=5, **show)
-        if self.counts:
-            norm = LogNorm(1, max(2, np.nanmax(visits)))
-            figure.colorbar(axis.imshow(visits.T, cmap="viridis", norm=norm, **show), ax=axis, label="visits")
-        axis.set_title(f"{self.coverage():.1%} of {len(self.reachable)} reachable cells visited")
-        axis.set_xlabel("cells")
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[:, :, :3]
-
     def state_dict(self):
-        return {
-            "cells": torch.tensor(list(self.counts), dtype=torch.int64).reshape(-1, 2),
-            "counts": torch.tensor(list(self.counts.values()), dtype=torch.int64),
+        """The counts, their history, and the map, None until the simulators run."""
+        periods = [torch.full((len(period),), i) for i, period in enumerate(self.history)]
+        history = {
+            "periods": torch.cat(periods).to(torch.int32),
+            "cells": torch.cat([cells_tensor(period) for period in self.history]).to(torch.int32),
+            "counts": torch.tensor([n for period in self.history for n in period.values()], dtype=torch.int32),
         }
+        counts = torch.tensor(list(self.counts.values()), dtype=torch.int64)
+        known_map = vars(self).get("map")
+        return {"cells": cells_tensor(self.counts), "counts": counts, "history": history, "map": known_map}
 
     def load_state_dict(self, state):
-        self.counts = dict(zip(map(tuple, state["cells"].tolist()), state["counts"].tolist()))
+        self.counts = Counter(dict(zip(map(tuple, state["cells"].tolist()), state["counts"].tolist())))
+        columns = (state["history"][name].tolist() for name in ("periods", "cells", "counts"))
+        for period, cell, count in zip(*columns):
+            while len(self.history) <= period:
+                self.history.append(Counter())
+            self.history[period][tuple(cell)] = count
+
+
+def cells_tensor(cells):
+    return torch.tensor(list(cells), dtype=torch.int64).reshape(-1, 2)

@@ -1,4 +1,5 @@
 import atexit
+import contextlib
 import csv
 import os
 import runpy
@@ -34,20 +35,19 @@ def read_progress(run_folder):
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-@pytest.fixture
-def train_here(tmp_path, monkeypatch):
-    """Runs a script in this process, in an empty folder, and returns its variables as training left them."""
-
-    def run(script, *flags):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [script, *map(str, flags)])
+@contextlib.contextmanager
+def as_program(folder, *arguments):
+    """What a program finds in a process of its own: a folder, a command line, handlers and exit functions."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    at_exit = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", list(map(str, arguments)))
         for stream in ("stdout", "stderr"):
-            monkeypatch.setattr(sys, stream, getattr(sys, stream))  # a run wraps them
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        at_exit = []
-        monkeypatch.setattr(atexit, "register", at_exit.append)
+            patch.setattr(sys, stream, getattr(sys, stream))  # a run wraps them
+        patch.setattr(atexit, "register", at_exit.append)
         try:
-            return runpy.run_path(str(ROOT / script), run_name="__main__")
+            yield
         except BaseException:
             for function in reversed(at_exit):
                 function()
@@ -55,5 +55,14 @@ def train_here(tmp_path, monkeypatch):
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@pytest.fixture
+def train_here(tmp_path):
+    """Runs a script in this process, in an empty folder, and returns its variables as training left them."""
+
+    def run(script, *flags):
+        with as_program(tmp_path, script, *flags):
+            return runpy.run_path(str(ROOT / script), run_name="__main__")
 
     return run

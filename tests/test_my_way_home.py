@@ -279,3 +279,36 @@ def test_reachable_cells(make):
     assert touches_reachable_cell(positions, cells).all()
     visited = {tuple(cell) for cell in np.floor(positions / 16).astype(int)}
     assert len(visited & {tuple(cell) for cell in cells}) > 150
+
+
+def test_walls_start_and_goal_of_the_map(make):
+    envs = make("sparse", 2)
+    world = envs.world()
+    assert world["goals"].tolist() == [[1040, -352]]
+    assert world["starts"].tolist() == [[240, -176]]
+    assert len(make("dense", 1).world()["starts"]) == 17
+    for task in ("sparse", "very-sparse"):  # and that is where the engine puts the player
+        envs = make(task, 1)
+        position = envs.reset(seed=1)[1]["position"]
+        np.testing.assert_allclose(position, envs.world()["starts"], atol=0.01)
+    walls, cells = world["walls"], envs.reachable_cells()
+    assert walls.shape == (76, 2, 2)
+    for x, y in (cells + 0.5) * envs.cell_size:  # going east from a reachable place, one crosses an odd number of walls
+        crossed = [(a[0] > x) and min(a[1], b[1]) <= y < max(a[1], b[1]) for a, b in walls.tolist() if a[0] == b[0]]
+        assert sum(crossed) % 2 == 1
+
+
+def test_larger_frames_are_of_the_same_game(make):
+    small, large = make("sparse", 1), make("sparse", 1, scale=4)
+    (frame,), infos = small.reset(seed=3)
+    (large_frame,), large_infos = large.reset(seed=3)
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        assert frame.shape == (120, 160, 3)
+        assert large_frame.shape == (480, 640, 3)
+        assert (infos["position"] == large_infos["position"]).all()
+        reduced = large_frame.reshape(120, 4, 160, 4, 3).mean((1, 3))
+        assert np.corrcoef(reduced.ravel(), frame.ravel())[0, 1] > 0.9
+        actions = generator.choice(4, 1, p=[0.1, 0.2, 0.2, 0.5])
+        (frame,), *_, infos = small.step(actions)
+        (large_frame,), *_, large_infos = large.step(actions)

@@ -16,6 +16,9 @@ class Map:
     def reachable_cells(self):
         return self.reachable
 
+    def world(self):
+        return {"unit": "map units", "walls": np.zeros((1, 2, 2))}
+
 
 def test_cells_coverage_and_entropy():
     visits = VisitCounts(Map([(0, 0), (1, 0), (-1, 0), (5, 5)]))
@@ -36,3 +39,27 @@ def test_counts_come_back_from_their_state():
     copy.load_state_dict(visits.state_dict())
     assert copy.counts == visits.counts
     assert sum(copy.counts.values()) == 500
+
+
+def test_history_tells_when_every_visit_was_and_stays_short():
+    visits, rng = VisitCounts(Map([(0, 0)])), np.random.default_rng(0)
+    steps = []
+    for rollout in range(1000):
+        positions = rng.integers(-3, 4, size=(1000, 2)) * 16.0 + rollout // 100 * 160
+        visits.add(positions)
+        steps += map(tuple, np.floor(positions / 16).astype(int).tolist())
+    assert 32 <= len(visits.history) <= 64
+    start = 0
+    for period in visits.history:  # each is a stretch of the run
+        end = start + sum(period.values())
+        expected = {}
+        for cell in steps[start:end]:
+            expected[cell] = expected.get(cell, 0) + 1
+        assert period == expected
+        start = end
+    assert start == len(steps) == 1_000_000
+    lengths = [sum(period.values()) for period in visits.history]
+    assert max(lengths[:-1]) <= 2 * min(lengths[:-1])
+    copy = VisitCounts(Map([(0, 0)]))
+    copy.load_state_dict(visits.state_dict())
+    assert copy.history == visits.history
