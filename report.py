@@ -84,13 +84,14 @@ def visits_data(visits, num_periods):
         return None  # from before it was known
     history, index = visits["history"], {tuple(cell): i for i, cell in enumerate(visits["cells"].tolist())}
     num_found = int(history["periods"].max()) + 1 if len(history["periods"]) else 1
-    parts = np.minimum(history["periods"].numpy() * num_periods // max(num_periods, num_found), num_periods - 1)
+    parts = history["periods"].numpy() * num_periods // max(num_periods, num_found)  # neighbours become one
     periods = [{} for _ in range(min(num_periods, num_found))]
     for part, cell, number in zip(parts.tolist(), map(tuple, history["cells"].tolist()), history["counts"].tolist()):
         periods[part][index[cell]] = periods[part].get(index[cell], 0) + number
     periods = [[number for pair in sorted(period.items()) for number in pair] for period in periods]
     return {
         **{name: rounded(part) if isinstance(part, torch.Tensor) else part for name, part in world.items()},
+        "reachable": world["reachable"].tolist(),
         "cells": visits["cells"].tolist(),
         "periods": periods,
         "ends": np.cumsum([sum(period[1::2]) for period in periods]).tolist(),

@@ -37,7 +37,8 @@ class ClusterAtlas:
         self.steps = F.pad(self.steps, (0, num_new))
         self.steps[seen] += new_steps
         self.history = F.pad(self.history, (0, 0, 0, num_new))
-        self.history[seen, self.current_period()] += new_steps.int()
+        period = self.current_period()
+        self.history[seen, period] += new_steps.int()
         weights = 1 / self.steps[seen]  # of a new step in the means
         kept = 1 - new_steps * weights  # share of the earlier steps in the means
         sums = torch.zeros(len(seen), 3, 42, 42)
