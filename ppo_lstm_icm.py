@@ -35,9 +35,10 @@ from common.memory_corridor import MemoryCorridor
 from common.my_way_home import MyWayHome
 from common.noisy_tv import NoisyTV
 from common.pictures import draw_pictures
-from common.run_folder import RunFolder, Stopwatch
+from common.run_folder import RunFolder
 from common.running_stats import MovingMean
 from common.stop_signal import StopOnSignal
+from common.stopwatch import Stopwatch
 from common.video import EpisodeVideos
 from common.visitation import VisitCounts
 

@@ -46,5 +46,7 @@ class EpisodeLog:
         return {"recent": list(self.recent), "num_episodes": self.num_episodes, "num_goals": self.num_goals}
 
     def load_state_dict(self, state):
-        self.recent = deque(state["recent"], maxlen=100)
+        self.recent.clear()
+        for episode_return, length, intrinsic_return in state["recent"]:
+            self.recent.append([float(episode_return), float(length), float(intrinsic_return)])
         self.num_episodes, self.num_goals = state["num_episodes"], state["num_goals"]

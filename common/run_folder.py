@@ -66,7 +66,7 @@ class RunFolder:
             "torch": torch.__version__,  # unlike the package's version, it names the build: 2.13.0+cu130
             "versions": {name: version(name) for name in ("numpy", "scikit-learn", "gymnasium")},
         }
-        starts = before.get("starts", [])
+        starts = before["starts"] if isinstance(before.get("starts"), list) else []
         try:
             for name in self.waiting:
                 self._cut(name, global_step)
@@ -91,7 +91,8 @@ class RunFolder:
     def log_images(self, images, global_step):
         """{tag: (H, W, 3) uint8}; the newest ones are in the folder as well, tag some/name as name.png."""
         for tag, image in images.items():
-            self._try(imageio.imwrite, self.path / f"{tag.split('/')[-1]}.png", image)
+            png = imageio.imwrite("<bytes>", image, format="png")
+        self._try(_write_atomically, self.path / f"{tag.split('/')[-1]}.png", png)
         self._try(
             self._add_events,
             lambda: [self.writer.add_image(tag, images[tag], global_step, dataformats="HWC") for tag in images],
@@ -115,7 +116,7 @@ class RunFolder:
 
     def _write_about(self, about):
         self.about = about
-        _write_atomically(self.path / "args.json", json.dumps(about, indent=2) + "\n")
+        _write_atomically(self.path / "args.json", json.dumps(about, indent=2).encode() + b"\n")
 
     def _try(self, write, *args):
         """A full disk must not end a run of hours."""
@@ -123,9 +124,7 @@ class RunFolder:
             write(*args)
         except OSError as error:
             if str(error) != self.problem:  # else it has been said
-                print(
-                    f"\nThe logs cannot be written ({error}): training goes on, and it is tried again.", file=sys.stderr
-                )
+                print(f"\nThe logs cannot be written ({error}): training goes on, and so do tries.", file=sys.stderr)
             self.problem = str(error)
 
     def _append_waiting(self, name, columns):
@@ -176,7 +175,7 @@ class RunFolder:
         if rows and rows[0][0] != "global_step":
             raise SystemExit(f"{file} is not the log of a run: move it away, then --resume again.")
         whole = [row for row in rows[1:] if len(row) == len(rows[0]) and row[0].isdecimal()]
-        _write_atomically(file, _to_csv(rows[:1] + [row for row in whole if int(row[0]) <= global_step]))
+        _write_atomically(file, _to_csv(rows[:1] + [row for row in whole if int(row[0]) <= global_step]).encode())
 
 
 def read_about(folder):
@@ -192,25 +191,6 @@ def read_about(folder):
     return about, f"{script}.py"
 
 
-class Stopwatch:
-    """Seconds spent in the parts of an iteration: `watch.lap("env")` charges the time since the last lap to "env"."""
-
-    def __init__(self):
-        self.seconds = {}
-        self.last = time.perf_counter()
-
-    def lap(self, part):
-        now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.last
-        self.last = now
-
-    def timings(self, num_steps):
-        """What the iteration took as a whole, steps per second, and the share of each part."""
-        total = sum(self.seconds.values())
-        shares = {f"time/{part}": seconds / total for part, seconds in self.seconds.items()}
-        return {"charts/SPS": num_steps / total, "time/iteration": total, **shares}
-
-
 def _git_commit():
     script_folder = Path(sys.argv[0]).resolve().parent
     result = subprocess.run(["git", "-C", str(script_folder), "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -221,13 +201,17 @@ def _to_csv(rows):
     return "".join(",".join(row) + "\r\n" for row in rows)
 
 
-def _write_atomically(path, text):
+def _write_atomically(path, content):
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _flags(args):

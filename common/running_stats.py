@@ -48,4 +48,4 @@ class MovingMean:
         return {"mean": self.mean}
 
     def load_state_dict(self, state):
-        self.mean = state["mean"]
+        self.mean = None if state["mean"] is None else float(state["mean"])
