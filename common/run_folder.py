@@ -92,7 +92,7 @@ class RunFolder:
         """{tag: (H, W, 3) uint8}; the newest ones are in the folder as well, tag some/name as name.png."""
         for tag, image in images.items():
             png = imageio.imwrite("<bytes>", image, format="png")
-        self._try(_write_atomically, self.path / f"{tag.split('/')[-1]}.png", png)
+            self._try(_write_atomically, self.path / f"{tag.split('/')[-1]}.png", png)
         self._try(
             self._add_events,
             lambda: [self.writer.add_image(tag, images[tag], global_step, dataformats="HWC") for tag in images],

@@ -36,6 +36,8 @@ def test_vizdoom_two_iterations_then_resume(script, train):
     run = train(script, *flags, "--save-model")
     assert [row["global_step"] for row in read_progress(run)] == [256, 512]
     assert (run / "agent.pt").exists()
+    pictures = {"visits.png", "clusters.png"} if script == "ppo_lstm_jci.py" else {"visits.png"}
+    assert {path.name for path in run.glob("*.png")} == pictures
     assert train(script, "--resume", run, "--total-timesteps", 1024) == run
     rows = read_progress(run)
     assert [row["global_step"] for row in rows] == [256, 512, 768, 1024]
