@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT
 
+from common.checkpoints import require_finite
 from ppo_lstm_e3b import Dynamics, EllipticalBonus
 from tools import sync_core
 
@@ -153,7 +154,7 @@ def test_update_names_the_action_of_every_transition_once():
     rollout = dict(obs=frames.view(5, 2, 3, 42, 42), next_observations=next_frames.view(5, 2, 3, 42, 42))
     args = SimpleNamespace(dynamics_minibatch_size=4)
     variables = dict(rollout, actions=actions.view(5, 2), dynamics=record, dynamics_optimizer=optimizer, args=args)
-    variables.update(batch_size=10, torch=torch, F=F, device="cpu")
+    variables.update(batch_size=10, torch=torch, F=F, device="cpu", require_finite=require_finite)
     exec(textwrap.dedent(SLOTS["update"]), variables)
     assert [len(mb_frames) for mb_frames, _ in seen] == [4, 4, 2]
     order = [(mb_frames[:, None] == frames).all((2, 3, 4)).int().argmax(1) for mb_frames, _ in seen]
@@ -188,7 +189,7 @@ def test_comes_back_from_its_state_bit_for_bit():
 @pytest.mark.parametrize("normalized", [True, False], ids=["normalised", "as-it-is"])
 def test_a_rollout_is_paid_by_the_definition(normalized, train_here):
     """With an encoder that does not learn, so that it can be asked again after the rollout."""
-    flags = ["--total-timesteps", 128, "--dynamics-learning-rate", 0, "--ext-coef", 3, "--int-coef", 2]
+    flags = ["--total-timesteps", 128, "--dynamics-learning-rate", 1e-30, "--ext-coef", 3, "--int-coef", 2]
     run = train_here("ppo_lstm_e3b.py", *SMALL, *flags, *([] if normalized else ["--no-norm-bonus"]))
     assert not run["features"].requires_grad
     with torch.no_grad():

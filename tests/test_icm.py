@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT
 
+from common.checkpoints import require_finite
 from ppo_lstm_icm import Dynamics, rollout_features
 from tools import sync_core
 
@@ -132,7 +133,9 @@ def train_once(dynamics, optimizer, obs, actions, next_observations, minibatch_s
     """The script's own update."""
     args = SimpleNamespace(dynamics_minibatch_size=minibatch_size, forward_coef=0.2, inverse_coef=0.8)
     variables = dict(dynamics=dynamics, dynamics_optimizer=optimizer, obs=obs, actions=actions, args=args, device="cpu")
-    variables.update(next_observations=next_observations, batch_size=actions.numel(), torch=torch, F=F)
+    variables.update(
+        next_observations=next_observations, batch_size=actions.numel(), torch=torch, F=F, require_finite=require_finite
+    )
     exec(textwrap.dedent(SLOTS["update"]), variables)
     return torch.stack(variables["dynamics_losses"])
 
@@ -207,7 +210,7 @@ def test_everything_comes_back_from_its_state():
 
 def test_a_rollout_is_paid_by_the_definition(train_here):
     """With models that do not learn, so that they can be asked again after the rollout."""
-    flags = ["--total-timesteps", 128, "--dynamics-learning-rate", 0, "--ext-coef", 3, "--int-coef", 2]
+    flags = ["--total-timesteps", 128, "--dynamics-learning-rate", 1e-30, "--ext-coef", 3, "--int-coef", 2]
     run = train_here("ppo_lstm_icm.py", *SMALL, *flags)
     obs, actions, next_observations, ends = (run[name] for name in ("obs", "actions", "next_observations", "ends"))
     assert ends.sum() == 8 * 4  # an episode of the corridor is four steps

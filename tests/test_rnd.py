@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from conftest import ROOT
 
+from common.checkpoints import require_finite
 from common.running_stats import RunningMeanStd
 from ppo_lstm_rnd import RND, normalize
 from tools import sync_core
@@ -115,7 +116,7 @@ def test_update_teaches_the_predictor_every_frame_once():
 
     args = SimpleNamespace(predictor_minibatch_size=4)
     variables = dict(rnd=rnd, predictor_optimizer=optimizer, observation_stats=stats, b_next_obs=frames, args=args)
-    variables.update(batch_size=10, normalize=record, torch=torch, device="cpu")
+    variables.update(batch_size=10, normalize=record, torch=torch, device="cpu", require_finite=require_finite)
     exec(textwrap.dedent(SLOTS["update"]), variables)
     assert [len(chunk) for chunk in seen] == [4, 4, 2]
     assert sorted(frame.tolist() for frame in torch.cat(seen)) == sorted(frame.tolist() for frame in frames)
@@ -128,7 +129,7 @@ def test_update_teaches_the_predictor_every_frame_once():
 
 def test_a_rollout_is_paid_by_the_definition(train_here):
     """With a predictor that does not learn, so that it can be asked again, and noise, so that no frame comes twice."""
-    flags = ["--total-timesteps", 128, "--predictor-learning-rate", 0, "--ext-coef", 3, "--int-coef", 2]
+    flags = ["--total-timesteps", 128, "--predictor-learning-rate", 1e-30, "--ext-coef", 3, "--int-coef", 2]
     run = train_here("ppo_lstm_rnd.py", *SMALL, *flags, "--noisy-tv")
     obs, looked_at, ends = run["obs"], run["next_observations"], run["ends"].bool()
     assert ends.sum() == 8 * 4  # an episode of the corridor is four steps
