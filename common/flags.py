@@ -8,8 +8,10 @@ A flag's rules stand in its type:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import re
@@ -107,7 +109,8 @@ def load_args(args_class, file):
         words = [flag(n, saved[n]) if isinstance(saved[n], bool) else f"{flag(n)}={saved[n]}" for n in names]
         if "env" not in names:
             raise KeyError("env")
-        return tyro.cli(args_class, args=words, console_outputs=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # tyro would show its own errors as well
+            return tyro.cli(args_class, args=words)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit):
         refuse(f"{file} is damaged or another program's: start a new run, in another folder.")
 

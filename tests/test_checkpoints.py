@@ -60,7 +60,7 @@ def files(folder):
 
 def load(folder):
     checkpoints = make(folder)
-    step = checkpoints.load("cpu")
+    step = checkpoints.load("cpu", is_expected=True)
     assert checkpoints.last_step == step == len(checkpoints.saved["table"].centres)
     return checkpoints
 
