@@ -57,8 +57,8 @@ class Checkpoints:
                 self.last_step = state.pop("global_step")
                 if state.keys() != own.keys():
                     raise SystemExit(f"--resume {self.folder}: another script began this run; go on with that one.")
-                check_form(state, own)
                 for name, part in self.saved.items():
+                    check_form(state[name], own[name], name)
                     load_part(part, state[name])
             except Exception as error:  # whatever torch, zipfile and the parts raise for content that is not theirs
                 print(f"{file} is damaged ({reason(error)}); trying the one before.", file=sys.stderr)
