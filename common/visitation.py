@@ -70,6 +70,9 @@ class VisitCounts:
 
     def load_state_dict(self, state):
         self.counts = Counter(dict(zip(map(tuple, state["cells"].tolist()), state["counts"].tolist())))
+        if state["map"] is not None:
+            self.map = state["map"]
+        self.history = [Counter()]
         columns = (state["history"][name].tolist() for name in ("periods", "cells", "counts"))
         for period, cell, count in zip(*columns):
             while len(self.history) <= period:
