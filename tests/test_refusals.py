@@ -68,7 +68,7 @@ def start(script, *words, how=run):
     """What a script says before it would start the simulators, or None if it says nothing."""
     errors = io.StringIO()
     with (
-        mock.patch("common.run_folder.StopOnSignal", side_effect=Started),
+        mock.patch("common.stop_signal.StopOnSignal", side_effect=Started),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(errors),
     ):
