@@ -56,7 +56,7 @@ def test_failures_do_not_stop_the_others_and_finished_runs_are_skipped(launch, t
     folder = tmp_path / "runs" / "try_--checkpoint-every_2"
     assert code == 1
     assert "[1/3] FAILED   memory__bad__1" in output
-    assert "--num-envs must be at least 1." in output
+    assert "--num-envs 0 must be at least 1 and at most 1024." in output
     assert "2 of 3 runs are finished" in output
     for seed in (1, 2):
         assert [row["global_step"] for row in read_progress(folder / f"memory__bare__{seed}")] == [160, 320]
